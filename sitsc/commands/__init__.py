@@ -1,0 +1,1 @@
+"""sitsc.commands: one module a command of the command line."""

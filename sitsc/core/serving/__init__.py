@@ -1,0 +1,1 @@
+"""sitsc.core.serving: request, scheduler and page allocator in plain Python."""

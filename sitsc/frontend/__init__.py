@@ -1,0 +1,1 @@
+"""sitsc.frontend: checkpoints of every format, and tracing them to an FX graph without weights."""
