@@ -1,0 +1,91 @@
+"""What every checkpoint reader hands out: tensor headers, tokenizer files and `Checkpoint`.
+
+Nothing here opens a file; a reader supplies the function that reads rows of one tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sitsc.core.errors import CheckpointError
+from sitsc.frontend.safe_files import shown
+
+Rows = tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Header of one tensor: stored type (`BF16`, `Q4_1`), shape in torch's order, stored bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """Tokenizer and chat template as found, and the ids and tokens a runtime needs.
+
+    `add_bos`: plain text gets `bos_token_id` in front (by whoever tokenizes, which therefore
+    encodes without the tokenizer's own special tokens). `eos_token_ids`: union of config,
+    generation_config and tokenizer, sorted. `special_tokens`: what a chat template sees,
+    e.g. {"bos_token": "<s>"}.
+    """
+
+    tokenizer_json: bytes | None = None
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    bos_token_id: int | None = None
+    add_bos: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An opened checkpoint: configs, headers of all tensors, and `read` for the bytes of one."""
+
+    root: Path
+    format: str
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    tokenizer: TokenizerFiles
+    reader: Callable[[str, Rows], torch.Tensor]
+
+    @property
+    def has_weights(self) -> bool:
+        """False for a folder that holds a config alone: enough to plan, not to pack."""
+        return bool(self.tensors)
+
+    def read(self, name: str, rows: Rows = None) -> torch.Tensor:
+        """Tensor `name`, or its rows [a, b) of dimension 0; GGUF is dequantised to float32.
+
+        The result of an unquantised read is a private mapping of the file: writing to it changes
+        nothing on disk, and its pages are given back when it is dropped.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(
+                f"the checkpoint has no tensor {shown(name)}",
+                where=self.root.name,
+                hint="only a config was found" if not self.has_weights else "",
+            )
+        check_rows(self.tensors[name], rows)
+        return self.reader(name, rows)
+
+
+def check_rows(info: TensorInfo, rows: Rows) -> None:
+    """CheckpointError unless `rows` is None or a range [a, b) inside dimension 0."""
+    if rows is None:
+        return
+    num_rows = info.shape[0] if info.shape else 0
+    if not 0 <= rows[0] <= rows[1] <= num_rows:
+        raise CheckpointError(
+            f"rows [{rows[0]}, {rows[1]}) of {info.name} are outside its {num_rows} rows"
+        )
