@@ -103,3 +103,23 @@ class RequestError(SitscError):
 
 class CapacityError(RequestError):
     """A request needs more KV pages or context than the artifact was planned for."""
+
+
+class OutOfPagesError(CapacityError):
+    """The KV page pool has fewer free pages than asked for; nothing was changed."""
+
+
+class PageAccountingError(SitscError):
+    """The bookkeeping of KV pages is inconsistent: a bug of ours, never the user's mistake."""
+
+    exit_code = 1
+
+
+class SamplingError(RequestError):
+    """No token can be drawn for one request: its logits are not finite, or nothing is allowed."""
+
+
+class ExecutionError(RequestError):
+    """A step failed while this request was in it; the cause is attached."""
+
+    exit_code = 1

@@ -1,0 +1,134 @@
+"""Chat messages to the text a model was trained on, by the model's own Jinja template.
+
+Templates are untrusted: they run in Jinja's immutable sandbox and see plain data only. The text
+holds its own special tokens: encode it with `add_bos=False`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sitsc.core.errors import RequestError, TokenizerError
+
+
+class _Generation(Extension):
+    """The tag {% generation %}, which marks answers for training: only its body matters here."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Replace the tag by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One template with the special tokens it may name. `TokenizerError` if it does not parse.
+
+    `now` is the clock that `strftime_now` reads; pass a fixed one for text that can be repeated.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        special_tokens: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = environment.from_string(template)
+        except TemplateError as error:
+            raise TokenizerError(
+                f"the chat template cannot be parsed: {error}",
+                hint="plain completion works without a template",
+            ) from error
+
+    @classmethod
+    def from_config(
+        cls, tokenizer_config: Mapping[str, Any], template: str | None = None
+    ) -> "ChatTemplate":
+        """The template of a tokenizer_config.json, or `template` (chat_template.jinja) over it.
+
+        Of a list of named templates "default" is taken. Raises `TokenizerError` if there is none.
+        """
+        found: Any = template if template is not None else tokenizer_config.get("chat_template")
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            found = found.get("default")
+        if not isinstance(found, str):
+            raise TokenizerError(
+                "the model has no chat template",
+                hint="plain completion works: leave out --chat, or add chat_template.jinja",
+            )
+        return cls(found, special_token_names(tokenizer_config))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text. Raises `RequestError` when the template refuses the messages."""
+        values = {**self._special_tokens, **variables}
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **values,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, OverflowError) as error:
+            raise RequestError(
+                f"the chat template refuses these messages: {error}",
+                hint="check the roles and their order",
+            ) from error
+
+
+def special_token_names(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by name ("bos_token" → "<s>") from a tokenizer_config.json."""
+    names: dict[str, str] = {}
+    for name, value in tokenizer_config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str):
+                names[name] = text
+    return names
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as the templates expect it: not escaped for HTML, unlike Jinja's own filter."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

@@ -1,0 +1,245 @@
+"""Continuous batching with chunked prefill over a pool of KV pages. Plain Python, no clock.
+
+Requests run in order of arrival. When pages run out the youngest running request gives its pages
+back and is computed again later, so the oldest always advances and every request ends with
+exactly one reason. `schedule` and `settle` alternate.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from sitsc.core.errors import CapacityError, OptionError, OutOfPagesError, RequestError
+from sitsc.core.sampling import SamplingOptions
+from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.kv_blocks import PagePool
+from sitsc.core.serving.request import FinishReason, Request, RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one step and one request may hold; raises `OptionError` when they contradict."""
+
+    max_batch: int  # sequences in a step
+    max_step_tokens: int  # tokens in a step, all sequences together
+    prefill_chunk_tokens: int  # tokens of one sequence in a step
+    max_context: int  # tokens of one request, prompt and answer
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            if getattr(self, spec.name) < 1:
+                value = getattr(self, spec.name)
+                raise OptionError(f"{spec.name}={value} is not allowed", hint="it must be ≥ 1")
+        if self.max_step_tokens < self.max_batch:
+            raise OptionError(
+                f"max_step_tokens={self.max_step_tokens} is below max_batch={self.max_batch}",
+                hint="every running sequence needs one token in a step",
+            )
+
+
+class Scheduler:
+    """Chooses the tokens of each step; owns the requests until they finish."""
+
+    def __init__(
+        self, limits: SchedulerLimits, pages: PagePool, eos_ids: Collection[int] = ()
+    ) -> None:
+        self.limits, self.pages, self.eos_ids = limits, pages, frozenset(eos_ids)
+        self.context_tokens = min(limits.max_context, pages.capacity_tokens)
+        self._waiting: deque[Request] = deque()  # by arrival
+        self._running: list[Request] = []  # by arrival, all older than any waiting one
+        self._requests: dict[int, Request] = {}  # waiting and running
+        self._in_flight: StepBatch | None = None
+        self._num_arrivals = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without pages."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    def get(self, request_id: int) -> Request | None:
+        """The request while it waits or runs."""
+        return self._requests.get(request_id)
+
+    def add(self, prompt_ids: Sequence[int], options: SamplingOptions) -> Request:
+        """Queue a prompt. Raises `RequestError` if it is empty, `CapacityError` if too long."""
+        if not prompt_ids:
+            raise RequestError("the prompt is empty", hint="give at least one token")
+        room = self.context_tokens - len(prompt_ids)
+        if room < 1:
+            raise CapacityError(
+                f"the prompt has {len(prompt_ids)} tokens, the context holds"
+                f" {self.context_tokens} with at least one of the answer",
+                hint=f"shorten the prompt to at most {self.context_tokens - 1} tokens",
+            )
+        arrival = self._num_arrivals
+        self._num_arrivals += 1
+        limit = min(options.max_tokens, room)
+        request = Request(arrival, prompt_ids, options, arrival, limit)
+        self._requests[request.id] = request
+        self._waiting.append(request)
+        return request
+
+    def schedule(self) -> StepBatch | None:
+        """The next step, or None when nothing waits or runs. Follow it by `settle` or `drop`."""
+        assert self._in_flight is None, "the last step was not settled"
+        if self._waiting:
+            self._admit()
+        if not self._running:
+            return None
+        self._in_flight = self._fill()
+        return self._in_flight
+
+    def settle(
+        self, batch: StepBatch, sampled: Sequence[int], stopped: Collection[int] = ()
+    ) -> list[Request]:
+        """Take the step's results; the requests that finished, their pages free again.
+
+        `sampled` has one token for each True of `batch.sample`, in order; `stopped` names requests
+        that end with "stop" at this token whatever it is. Requests aborted meanwhile are skipped.
+        """
+        assert batch is self._in_flight, "this step is not the one in flight"
+        assert len(sampled) == sum(batch.sample), "one token a sampled row"
+        self._in_flight = None
+        finished: list[Request] = []
+        tokens = iter(sampled)
+        start = 0
+        for row, request_id in enumerate(batch.request_ids):
+            end = batch.query_start[row + 1]
+            token = next(tokens) if batch.sample[row] else None
+            request = self._requests.get(request_id)
+            if request is not None:
+                request.num_computed += end - start
+                if token is not None:
+                    reason = self._take(request, token, request_id in stopped)
+                    if reason is not None:
+                        finished.append(self._finish(request, reason))
+            start = end
+        return finished
+
+    def drop(self, batch: StepBatch) -> list[Request]:
+        """End every request of a step that failed, with "error"; returns them."""
+        assert batch is self._in_flight, "this step is not the one in flight"
+        self._in_flight = None
+        return self.end(batch.request_ids, "error")
+
+    def abort(self, request_id: int) -> Request | None:
+        """End a request now, at any time; None if it has ended already."""
+        return next(iter(self.end((request_id,), "abort")), None)
+
+    def end(self, request_ids: Iterable[int], reason: FinishReason) -> list[Request]:
+        """End those of the requests that still wait or run; returns them."""
+        found = [self._requests.get(request_id) for request_id in request_ids]
+        return [self._finish(request, reason) for request in found if request is not None]
+
+    def check(self) -> None:
+        """Assert what must hold between two calls; raises on a broken page count as well."""
+        self.pages.check()
+        order = [request.arrival for request in [*self._running, *self._waiting]]
+        assert order == sorted(set(order)), "requests are out of order"
+        assert len(order) == len(self._requests), "a request is lost"
+        assert len(self._running) <= self.limits.max_batch, "the batch is too large"
+        held = 0
+        for request in self._running:
+            assert request.state is RequestState.RUNNING
+            held += len(self.pages.table(request.id))
+            if self._in_flight is None:
+                assert self.pages.num_tokens(request.id) == request.num_computed
+                assert request.num_computed < len(request.token_ids) <= self.context_tokens
+        assert held + self.pages.num_free == self.pages.num_pages, "pages are lost"
+        for request in self._waiting:
+            assert request.state is RequestState.WAITING and request.num_computed == 0
+
+    def _admit(self) -> None:
+        """Start waiting requests, oldest first, while all running ones keep room to grow.
+
+        Room: the pages of what is not computed yet, and one more for every running request, so
+        that a request is not started only to be preempted by the next token of another.
+        """
+        pages, running = self.pages, self._running
+        promised = -1
+        while self._waiting and len(running) < self.limits.max_batch:
+            if promised < 0:
+                promised = sum(self._missing_pages(request) + 1 for request in running)
+            request = self._waiting[0]
+            needed = pages.pages_for(len(request.token_ids))
+            if running and promised + needed > pages.num_free:
+                return
+            self._waiting.popleft()
+            pages.allocate(request.id)
+            request.state = RequestState.RUNNING
+            running.append(request)
+            promised += needed + 1
+
+    def _missing_pages(self, request: Request) -> int:
+        owned = len(self.pages.table(request.id))
+        return self.pages.pages_for(len(request.token_ids)) - owned
+
+    def _fill(self) -> StepBatch:
+        """Give every running request its tokens, oldest first; decoding ones never wait."""
+        running, limits = self._running, self.limits
+        decoding = sum(len(r.token_ids) - r.num_computed == 1 for r in running)
+        prefill_budget = limits.max_step_tokens - decoding
+        ids: list[int] = []
+        tokens: list[int] = []
+        starts, contexts, tables, sample = [0], [], [], []
+        decode = True
+        for request in list(running):
+            if request.state is not RequestState.RUNNING:
+                break  # preempted for an older one, and so are all after it
+            context = request.num_computed
+            remaining = len(request.token_ids) - context
+            count = 1
+            if remaining > 1:
+                count = min(remaining, limits.prefill_chunk_tokens, prefill_budget)
+                if count == 0:
+                    continue
+                prefill_budget -= count
+            table = self._grow(request, count)
+            if table is None:
+                break
+            decode = decode and count == remaining == 1
+            ids.append(request.id)
+            tokens += request.token_ids[context : context + count]
+            starts.append(len(tokens))
+            contexts.append(context)
+            tables.append(table)
+            sample.append(count == remaining)
+        regime = "decode" if decode else "prefill"
+        return StepBatch(regime, tuple(ids), tokens, starts, contexts, tables, sample)
+
+    def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Its table with room for more tokens; None if it was the youngest and had to give way."""
+        while True:
+            try:
+                return self.pages.append(request.id, num_tokens)
+            except OutOfPagesError:
+                victim = self._running.pop()
+                self._preempt(victim)
+                if victim is request:
+                    return None
+
+    def _preempt(self, request: Request) -> None:
+        self.pages.free(request.id)
+        request.state, request.num_computed = RequestState.WAITING, 0
+        request.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _take(self, request: Request, token: int, stopped: bool) -> FinishReason | None:
+        reason = request.ending_with(token, self.eos_ids)
+        request.token_ids.append(token)
+        return "stop" if stopped else reason
+
+    def _finish(self, request: Request, reason: FinishReason) -> Request:
+        del self._requests[request.id]
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            self.pages.free(request.id)
+        else:
+            self._waiting.remove(request)
+        request.finish(reason)
+        return request
