@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from sitsc.core.errors import RequestError, TokenizerError
 
@@ -26,6 +28,22 @@ class _Generation(Extension):
         """Replace the tag by its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _PlainNamespace(Namespace):
+    """The template's namespace(), without names that Python gives a meaning of its own."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a template may not set {name!r}")
+        super().__setitem__(name, value)
+
+
+def _namespace(**values: Any) -> _PlainNamespace:
+    space = _PlainNamespace()
+    for name, value in values.items():
+        space[name] = value
+    return space
 
 
 class ChatTemplate:
@@ -46,6 +64,7 @@ class ChatTemplate:
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
         environment.filters["tojson"] = _to_json
+        environment.globals["namespace"] = _namespace
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens or {})
@@ -95,7 +114,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, OverflowError) as error:
+        except Exception as error:  # a template is foreign code: it may raise anything
             raise RequestError(
                 f"the chat template refuses these messages: {error}",
                 hint="check the roles and their order",

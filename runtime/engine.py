@@ -5,7 +5,7 @@ gets exactly one output with a finish reason, whatever fails.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from sitsc.core.serving.request import FinishReason, Request
 from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
 from sitsc.runtime.sampler import Sampler, SamplerRow
 from sitsc.runtime.stop import AnswerText
-from sitsc.runtime.tokenizer import Detokenizer, Tokenizer
+from sitsc.runtime.tokenizer import Tokenizer
 
 MaskFunction = Callable[[Sequence[int]], torch.Tensor | None]
 
@@ -59,12 +59,23 @@ class _Session:
 
     request: Request
     row: SamplerRow
-    text: AnswerText | None
+    text: AnswerText | None  # None without a tokenizer
     mask: MaskFunction | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """What one row of a step came to: a token and its text, or an error."""
+
+    session: _Session
+    token: int
+    text: str = ""
+    stopped: bool = False
+    error: RequestError | None = None
+
+
 class Engine:
-    """Serves requests over one executor. Not thread-safe: one thread calls `step`."""
+    """Serves requests over one executor. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
@@ -82,9 +93,9 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(limits, PagePool(num_pages, page_tokens), self.eos_ids)
         self.sampler = Sampler(vocab_size, logits_width, self.eos_ids)
-        self._sessions: dict[int, _Session] = {}
-        self._ready: list[Output] = []  # outputs made outside of a step, given out by the next
-        self._mail: dict[int, deque[Output]] = {}  # outputs of requests that `generate` reads
+        self._sessions: dict[int, _Session] = {}  # of all requests without a last output
+        self._ready: list[Output] = []  # made outside of a step, given out by the next one
+        self._mail: dict[int, deque[Output]] = {}  # of requests that `generate` waits for
 
     @property
     def has_work(self) -> bool:
@@ -95,24 +106,28 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         options: SamplingOptions | None = None,
+        *,
+        add_bos: bool = True,
         mask: MaskFunction | None = None,
     ) -> int:
-        """Queue a prompt (text or ids); its request id.
+        """Queue a prompt, text or ids; its request id. Chat text wants `add_bos=False`.
 
         `mask` is called with the generated ids before each draw and says which ids are allowed
         (bool [width], or None for all). Raises `RequestError`, `CapacityError`.
         """
         options = SamplingOptions() if options is None else options
-        request = self.scheduler.add(self._prompt_ids(prompt), options)
-        row = SamplerRow.begin(options, request.token_ids, len(request.prompt_ids))
         text = None
         if self.tokenizer is not None:
-            text = AnswerText(Detokenizer(self.tokenizer), options.stop, options.min_tokens)
+            text = AnswerText(self.tokenizer.detokenizer(), options.stop, options.min_tokens)
+        elif options.stop:
+            raise RequestError("stop strings need a tokenizer", hint="this model has none")
+        request = self.scheduler.add(self._prompt_ids(prompt, add_bos), options)
+        row = SamplerRow.begin(options, request.token_ids, len(request.prompt_ids))
         self._sessions[request.id] = _Session(request, row, text, mask)
         return request.id
 
     def step(self) -> list[Output]:
-        """Advance every running request; new outputs, also of requests aborted or failed before."""
+        """Advance every running request; new outputs, those of requests ended between too."""
         outputs = self._ready + self._advance()
         self._ready = []
         return [output for output in outputs if not self._posted(output)]
@@ -123,22 +138,25 @@ class Engine:
             self._ready.append(self._ended(request_id, "abort"))
 
     def generate(
-        self, prompt: str | Sequence[int], options: SamplingOptions | None = None
+        self,
+        prompt: str | Sequence[int],
+        options: SamplingOptions | None = None,
+        *,
+        add_bos: bool = True,
+        mask: MaskFunction | None = None,
     ) -> Iterator[Output]:
         """The outputs of one prompt as they come; closing the iterator aborts the request."""
-        request_id = self.add_request(prompt, options)
+        request_id = self.add_request(prompt, options, add_bos=add_bos, mask=mask)
         mail = self._mail[request_id] = deque()
         output = None
         try:
             while output is None or output.finish_reason is None:
                 while not mail:
-                    self._ready += self.step()
+                    self._keep(self.step())
                 output = mail.popleft()
                 yield output
         finally:
-            self.abort(request_id)
-            self._ready = [left for left in self._ready if left.request_id != request_id]
-            del self._mail[request_id]
+            self._leave(request_id)
 
     def generate_batch(
         self,
@@ -146,103 +164,111 @@ class Engine:
         options: SamplingOptions | Sequence[SamplingOptions] | None = None,
     ) -> list[Completion]:
         """All answers, in the order of the prompts. A refused prompt is an error of its own."""
-        many = [options] * len(prompts) if not isinstance(options, Sequence) else options
-        parts: list[list[Output]] = []
-        mine: dict[int, list[Output]] = {}
-        for prompt, option in zip(prompts, many, strict=True):
-            outputs: list[Output] = []
-            parts.append(outputs)
-            try:
-                mine[self.add_request(prompt, option)] = outputs
-            except RequestError as error:
-                outputs.append(Output(-1, finish_reason="error", error=error))
-        others: list[Output] = []
-        while any(not outputs or not outputs[-1].finish_reason for outputs in mine.values()):
-            for output in self.step():
-                mine.get(output.request_id, others).append(output)
-        self._ready += others
-        return [_joined(outputs) for outputs in parts]
+        each = options if isinstance(options, Sequence) else [options] * len(prompts)
+        answers: list[deque[Output]] = []
+        ids: list[int] = []
+        try:
+            for prompt, option in zip(prompts, each, strict=True):
+                mail: deque[Output] = deque()
+                answers.append(mail)
+                try:
+                    ids.append(self.add_request(prompt, option))
+                    self._mail[ids[-1]] = mail
+                except RequestError as error:
+                    mail.append(Output(-1, finish_reason="error", error=error))
+            while any(not mail or mail[-1].finish_reason is None for mail in answers):
+                self._keep(self.step())
+        finally:
+            for request_id in ids:
+                self._leave(request_id)
+        return [_joined(outputs) for outputs in answers]
 
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int], add_bos: bool) -> list[int]:
         if not isinstance(prompt, str):
-            bad = next((i for i in prompt if not 0 <= i < self.sampler.vocab_size), None)
-            if bad is not None:
-                raise RequestError(
-                    f"token id {bad} is not in the vocabulary",
-                    hint=f"ids run from 0 to {self.sampler.vocab_size - 1}",
-                )
-            return prompt
-        if self.tokenizer is None:
+            ids = list(prompt)
+        elif self.tokenizer is None:
             raise RequestError("this model has no tokenizer", hint="give token ids, not text")
-        if not prompt:
+        elif not prompt:
             raise RequestError("the prompt is empty", hint="give some text")
-        return self.tokenizer.encode(prompt)
+        else:
+            ids = self.tokenizer.encode(prompt, add_bos)
+        if ids and not 0 <= min(ids) <= max(ids) < self.sampler.vocab_size:
+            raise RequestError(
+                f"token ids {min(ids)} to {max(ids)} are not all in the vocabulary",
+                hint=f"ids run from 0 to {self.sampler.vocab_size - 1}",
+            )
+        return ids
 
     def _advance(self) -> list[Output]:
         batch = self.scheduler.schedule()
         if batch is None:
             return []
         try:
-            sampled = self._sample(self.executor.execute(batch), batch.sampled_ids)
-        except Exception as error:
-            return self._failed(batch, error)
-        except BaseException as error:  # an interrupt: the requests end, the engine stays usable
-            self._ready += self._failed(batch, error)
+            draws = self._draw(batch, self.executor.execute(batch))
+        except BaseException as error:
+            failed = self._failed(batch, error)
+            if isinstance(error, Exception):
+                return failed
+            self._ready += failed  # an interrupt: the requests end, the engine stays usable
             raise
-        return self._settle(batch, sampled)
+        return self._settle(batch, draws)
 
-    def _sample(self, logits: torch.Tensor, request_ids: Sequence[int]) -> list[int | RequestError]:
-        rows: list[SamplerRow] = []
-        for request_id in request_ids:
-            session = self._sessions[request_id]
+    def _draw(self, batch: StepBatch, logits: torch.Tensor) -> list[_Draw]:
+        sessions = [self._sessions[request_id] for request_id in batch.sampled_ids]
+        refused: dict[int, RequestError] = {}
+        for session in sessions:
             if session.mask is not None:
-                session.row.mask = session.mask(session.request.generated_ids)
-            rows.append(session.row)
-        return [*self.sampler.sample(logits, rows)]
+                try:
+                    session.row.mask = session.mask(session.request.generated_ids)
+                except Exception as error:
+                    refused[session.request.id] = _caused("the mask failed", error)
+        sampled = self.sampler.sample(logits, [session.row for session in sessions])
+        return [
+            self._read(session, refused.get(session.request.id, token))
+            for session, token in zip(sessions, sampled, strict=True)
+        ]
 
-    def _settle(self, batch: StepBatch, sampled: Sequence[int | RequestError]) -> list[Output]:
-        """Tell text from tokens, end what has ended, and say so."""
-        stopped: list[int] = []
-        errors: dict[int, RequestError] = {}
-        texts: dict[int, str] = {}
-        tokens: list[int] = []
-        for request_id, token in zip(batch.sampled_ids, sampled, strict=True):
-            if isinstance(token, RequestError):
-                errors[request_id] = token
-                tokens.append(-1)
-                continue
-            tokens.append(token)
-            texts[request_id] = self._text(self._sessions[request_id], token, stopped)
+    def _read(self, session: _Session, token: int | RequestError) -> _Draw:
+        """The text of a drawn token."""
+        if isinstance(token, RequestError):
+            return _Draw(session, -1, error=token)
+        if session.text is None:
+            return _Draw(session, token)
+        try:
+            reason = session.request.ending_with(token, self.eos_ids)
+            text, stopped = session.text.push(token, reason)
+        except Exception as error:
+            return _Draw(session, -1, error=_caused("the text cannot be decoded", error))
+        return _Draw(session, token, text, stopped)
+
+    def _settle(self, batch: StepBatch, draws: Sequence[_Draw]) -> list[Output]:
+        """Tell the scheduler, and say what came of each row."""
+        errors = [draw.session.request.id for draw in draws if draw.error is not None]
+        stopped = [draw.session.request.id for draw in draws if draw.stopped]
         self.scheduler.end(errors, "error")
-        self.scheduler.settle(batch, tokens, stopped)
-        outputs = [self._ended(i, "error", error) for i, error in errors.items()]
-        for request_id, token in zip(batch.sampled_ids, tokens, strict=True):
-            if request_id in texts:
-                reason = self._sessions[request_id].request.finish_reason
-                outputs.append(Output(request_id, texts[request_id], (token,), reason))
-                if reason is not None:
-                    del self._sessions[request_id]
+        self.scheduler.settle(batch, [draw.token for draw in draws], stopped)
+        outputs: list[Output] = []
+        for draw in draws:
+            request = draw.session.request
+            if draw.error is not None:
+                outputs.append(self._ended(request.id, "error", draw.error))
+                continue
+            outputs.append(Output(request.id, draw.text, (draw.token,), request.finish_reason))
+            if request.finish_reason is not None:
+                del self._sessions[request.id]
         return outputs
 
-    def _text(self, session: _Session, token: int, stopped: list[int]) -> str:
-        if session.text is None:
-            return ""
-        reason = session.request.ending_with(token, self.eos_ids)
-        text, stops = session.text.push(token, reason)
-        if stops:
-            stopped.append(session.request.id)
-        return text
-
     def _failed(self, batch: StepBatch, cause: BaseException) -> list[Output]:
-        error = ExecutionError(f"the step failed: {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        return [self._ended(r.id, "error", error) for r in self.scheduler.drop(batch)]
+        error = _caused("the step failed", cause)
+        return [self._ended(request.id, "error", error) for request in self.scheduler.drop(batch)]
 
     def _ended(
         self, request_id: int, reason: FinishReason, error: SitscError | None = None
     ) -> Output:
-        del self._sessions[request_id]
-        return Output(request_id, finish_reason=reason, error=error)
+        """The last output of a request that ended without a token, with the text still held."""
+        session = self._sessions.pop(request_id)
+        text = session.text.flush() if session.text is not None else ""
+        return Output(request_id, text, finish_reason=reason, error=error)
 
     def _posted(self, output: Output) -> bool:
         """Put an output aside for the `generate` that waits for it, if there is one."""
@@ -251,9 +277,26 @@ class Engine:
             mail.append(output)
         return mail is not None
 
+    def _keep(self, outputs: list[Output]) -> None:
+        """Outputs of other requests: the next step of the caller gives them out."""
+        self._ready += outputs
 
-def _joined(outputs: Sequence[Output]) -> Completion:
-    ids = tuple(token for output in outputs for token in output.token_ids)
-    last = outputs[-1]
+    def _leave(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self.abort(request_id)
+        self._ready = [output for output in self._ready if output.request_id != request_id]
+        self._mail.pop(request_id, None)
+
+
+def _caused(what: str, cause: BaseException) -> ExecutionError:
+    error = ExecutionError(f"{what}: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _joined(outputs: Iterable[Output]) -> Completion:
+    *_, last = outputs
     assert last.finish_reason is not None
-    return Completion("".join(o.new_text for o in outputs), ids, last.finish_reason, last.error)
+    text = "".join(output.new_text for output in outputs)
+    ids = tuple(token for output in outputs for token in output.token_ids)
+    return Completion(text, ids, last.finish_reason, last.error)

@@ -72,8 +72,10 @@ class Sampler:
         if changed is not None:
             scores = changed
             best, finite = _argmax(scores)
+            if not finite and float(scores[best]) == -torch.inf:
+                raise SamplingError("no token is allowed", hint="the mask leaves none over")
             if not finite:
-                raise SamplingError("no token is allowed", hint="the mask of this request is empty")
+                raise SamplingError("the logits are not finite after the repetition penalty")
         if options.is_greedy:
             return best
         assert row.generator is not None, "a drawing row needs a generator"
@@ -93,7 +95,7 @@ class Sampler:
             return None
         scores = scores.clone()
         if penalty != 1:
-            seen = torch.tensor(list(set(row.history)))
+            seen = torch.from_numpy(np.unique(np.asarray(row.history, dtype=np.int64)))
             seen = seen[seen < self.vocab_size]
             values = scores[seen]
             scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
@@ -117,14 +119,14 @@ def candidates(
     scores = scores / options.temperature
     ids: torch.Tensor | None = None
     if 0 < options.top_k < len(scores):
-        ids = (scores >= scores.topk(options.top_k).values[-1]).nonzero()[:, 0]
+        ids = _indices(scores >= scores.topk(options.top_k).values[-1])  # ties stay
         scores = scores[ids]
     weights = scores.softmax(0)
     if options.top_p < 1:
         kept = _nucleus(weights, options.top_p)
         ids, weights = kept if ids is None else ids[kept], weights[kept]
     if options.min_p > 0:
-        kept = (weights >= options.min_p * weights.max()).nonzero()[:, 0]
+        kept = _indices(weights >= options.min_p * weights.max())
         ids, weights = kept if ids is None else ids[kept], weights[kept]
     return ids, weights
 
@@ -138,6 +140,10 @@ def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
         values, order = weights.sort(descending=True, stable=True)
         before = values.double().cumsum(0) - values
     return order[before < top_p]
+
+
+def _indices(flags: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero(flags.numpy()))
 
 
 def _argmax(scores: torch.Tensor) -> tuple[int, bool]:

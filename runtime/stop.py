@@ -82,3 +82,7 @@ class AnswerText:
         if reason is not None and not stopped:
             shown += self._matcher.flush()
         return shown, stopped
+
+    def flush(self) -> str:
+        """The text still held, when the answer is broken off."""
+        return self._matcher.flush() + self._detokenizer.flush()

@@ -35,4 +35,6 @@ class StepBatch:
     @property
     def sampled_ids(self) -> tuple[int, ...]:
         """Request ids in the order of the rows of the step's logits."""
+        if self.regime == "decode":
+            return self.request_ids
         return tuple(i for i, wanted in zip(self.request_ids, self.sample, strict=True) if wanted)
