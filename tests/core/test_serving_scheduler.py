@@ -1,0 +1,240 @@
+"""The scheduler under random arrivals, aborts, failures and tiny page pools."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sitsc.core.errors import CapacityError, OptionError, RequestError
+from sitsc.core.sampling import SamplingOptions
+from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.kv_blocks import PagePool
+from sitsc.core.serving.request import Request, RequestState
+from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
+
+EOS = 99
+OPTIONS = st.builds(
+    SamplingOptions,
+    max_tokens=st.integers(2, 30),
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 2),
+)
+
+
+class KvModel:
+    """An independent account: the token written into each slot of each page."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.slots: dict[tuple[int, int], tuple[int, int, int]] = {}  # (owner, position, token)
+
+    def write(self, batch: StepBatch) -> dict[int, list[int]]:
+        """Store the step's tokens; then what each sequence reads back through its table."""
+        seen: dict[int, list[int]] = {}
+        pages: list[int] = []
+        for row, owner in enumerate(batch.request_ids):
+            start, end = batch.query_start[row : row + 2]
+            table, context = batch.block_tables[row], batch.context_lens[row]
+            pages += table
+            for offset, token in enumerate(batch.token_ids[start:end]):
+                page, slot = divmod(context + offset, self.page_tokens)
+                self.slots[table[page], slot] = (owner, context + offset, token)
+            seen[owner] = []
+            for position in range(context + end - start):
+                page, slot = divmod(position, self.page_tokens)
+                stored_owner, stored_position, token = self.slots[table[page], slot]
+                assert (stored_owner, stored_position) == (owner, position)
+                seen[owner].append(token)
+        assert len(pages) == len(set(pages)), "two sequences share a page"
+        return seen
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        max_batch=st.integers(1, 5),
+        extra=st.integers(0, 8),
+        chunk=st.integers(1, 9),
+        context=st.integers(2, 40),
+        num_pages=st.integers(1, 12),
+        page_tokens=st.integers(1, 5),
+    )
+    def begin(self, max_batch, extra, chunk, context, num_pages, page_tokens) -> None:
+        self.limits = SchedulerLimits(max_batch, max_batch + extra, chunk, context)
+        self.scheduler = Scheduler(self.limits, PagePool(num_pages, page_tokens), {EOS})
+        self.kv = KvModel(page_tokens)
+        self.context = min(context, num_pages * page_tokens)
+        self.requests: list[Request] = []
+        self.ended: dict[int, str] = {}
+
+    def record(self, finished: list[Request]) -> None:
+        for request in finished:
+            assert request.id not in self.ended
+            assert request.finish_reason is not None and request.state is RequestState.FINISHED
+            self.ended[request.id] = request.finish_reason
+
+    @rule(length=st.integers(0, 45), options=OPTIONS)
+    def add(self, length: int, options: SamplingOptions) -> None:
+        prompt = [len(self.requests) * 100 + i for i in range(length)]
+        if length == 0:
+            with pytest.raises(RequestError):
+                self.scheduler.add(prompt, options)
+        elif length >= self.context:
+            with pytest.raises(CapacityError, match=str(length)):
+                self.scheduler.add(prompt, options)
+        else:
+            self.requests.append(self.scheduler.add(prompt, options))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        ended = self.scheduler.abort(request.id)
+        assert (ended is None) == (request.id in self.ended)
+        self.record([ended] if ended else [])
+
+    @rule(data=st.data(), fate=st.sampled_from(["settle"] * 9 + ["drop", "abort first"]))
+    def step(self, data: st.DataObject, fate: str) -> None:
+        self.advance(lambda: data.draw(st.sampled_from([7, 8, EOS])), fate)
+
+    def advance(self, draw, fate: str = "settle") -> None:
+        oldest = next((r for r in self.requests if r.id not in self.ended), None)
+        batch = self.scheduler.schedule()
+        if batch is None:
+            assert oldest is None
+            return
+        assert oldest is not None and batch.request_ids[0] == oldest.id, "the oldest advances"
+        self.scheduler.check()
+        self.inspect(batch)
+        if fate == "drop":
+            self.record(self.scheduler.drop(batch))
+            return
+        if fate == "abort first":
+            self.record([r for r in [self.scheduler.abort(batch.request_ids[0])] if r])
+        sampled = [draw() for _ in batch.sampled_ids]
+        finished = self.scheduler.settle(batch, sampled)
+        self.record(finished)
+        for request_id, token in zip(batch.sampled_ids, sampled, strict=True):
+            if self.ended.get(request_id) != "abort":
+                assert self.requests[request_id].token_ids[-1] == token
+
+    def inspect(self, batch: StepBatch) -> None:
+        """The batch obeys its limits and holds the right tokens in the right slots."""
+        counts = [b - a for a, b in zip(batch.query_start, batch.query_start[1:], strict=False)]
+        assert sum(counts) == batch.num_tokens == batch.query_start[-1]
+        assert batch.num_tokens <= self.limits.max_step_tokens
+        assert 1 <= batch.num_seqs <= self.limits.max_batch
+        assert all(1 <= count <= self.limits.prefill_chunk_tokens for count in counts)
+        one_each = all(count == 1 for count in counts) and all(batch.sample)
+        assert (batch.regime == "decode") == one_each
+        for row, (owner, tokens) in enumerate(self.kv.write(batch).items()):
+            request = self.requests[owner]
+            assert tokens == request.token_ids[: len(tokens)]
+            assert batch.sample[row] == (len(tokens) == len(request.token_ids))
+        running = [r for r in self.requests if r.state is RequestState.RUNNING]
+        decoding = {r.id for r in running if len(r.token_ids) == r.num_computed + 1}
+        assert decoding <= set(batch.request_ids), "a decoding sequence waits"
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+
+    def teardown(self) -> None:
+        """Everything left runs to its end, and every end is right."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(20_000):
+            if len(self.ended) == len(self.requests):
+                break
+            self.advance(lambda: 7)
+        assert self.scheduler.schedule() is None
+        pool = self.scheduler.pages
+        assert pool.num_free == pool.num_pages
+        for request in self.requests:
+            self.check_ending(request, self.ended[request.id])
+
+    def check_ending(self, request: Request, reason: str) -> None:
+        room = self.context - len(request.prompt_ids)
+        limit = min(request.options.max_tokens, room)
+        generated = request.generated_ids
+        assert len(generated) <= limit
+        if reason == "length":
+            assert len(generated) == limit
+        if reason == "stop":
+            assert generated[-1] == EOS and not request.options.ignore_eos
+            assert len(generated) > request.options.min_tokens
+        early = generated[request.options.min_tokens : -1]
+        assert request.options.ignore_eos or EOS not in early
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def scheduler(max_batch=4, step=16, chunk=8, context=64, pages=16, page_tokens=4) -> Scheduler:
+    limits = SchedulerLimits(max_batch, step, chunk, context)
+    return Scheduler(limits, PagePool(pages, page_tokens), {EOS})
+
+
+def run(machine: Scheduler, token: int = 7) -> StepBatch:
+    batch = machine.schedule()
+    assert batch is not None
+    machine.settle(batch, [token] * len(batch.sampled_ids))
+    machine.check()
+    return batch
+
+
+def test_chunked_prefill_then_decode() -> None:
+    machine = scheduler()
+    machine.add(list(range(20)), SamplingOptions())
+    batches = [run(machine) for _ in range(4)]
+    assert [b.num_tokens for b in batches] == [8, 8, 4, 1]
+    assert [b.context_lens for b in batches] == [[0], [8], [16], [20]]
+    assert [b.sample for b in batches] == [[False], [False], [True], [True]]
+    assert [b.regime for b in batches] == ["prefill"] * 3 + ["decode"]
+    assert batches[3].token_ids == [7]
+
+
+def test_decoding_goes_on_beside_a_long_prefill() -> None:
+    machine = scheduler(max_batch=2, step=4, chunk=8)
+    machine.add([1], SamplingOptions())
+    run(machine)
+    machine.add(list(range(30)), SamplingOptions())
+    for _ in range(9):
+        batch = run(machine)
+        assert batch.request_ids[0] == 0 and batch.sample[0]
+        assert batch.num_tokens == 4
+
+
+def test_youngest_gives_way_and_comes_back() -> None:
+    machine = scheduler(pages=6, page_tokens=2)
+    requests = [machine.add([i] * 3, SamplingOptions(max_tokens=7)) for i in (1, 2)]
+    finished: list[int] = []
+    while (batch := machine.schedule()) is not None:
+        finished += [r.id for r in machine.settle(batch, [7] * len(batch.sampled_ids))]
+        machine.check()
+    assert finished == [0, 1]
+    assert [r.num_preemptions for r in requests] == [0, 1]
+    assert [r.finish_reason for r in requests] == ["length", "length"]
+    assert all(r.generated_ids == [7] * 7 for r in requests)
+
+
+def test_stop_string_wins_over_length() -> None:
+    machine = scheduler()
+    request = machine.add([1], SamplingOptions(max_tokens=1))
+    batch = machine.schedule()
+    assert batch is not None
+    machine.settle(batch, [7], stopped=[request.id])
+    assert request.finish_reason == "stop"
+
+
+def test_messages_say_the_numbers() -> None:
+    machine = scheduler(context=64, pages=4, page_tokens=4)  # the pool is the smaller limit
+    with pytest.raises(CapacityError, match=r"16 tokens.*holds 16.*at most 15"):
+        machine.add([1] * 16, SamplingOptions())
+    with pytest.raises(RequestError, match="empty"):
+        machine.add([], SamplingOptions())
+    with pytest.raises(OptionError, match="max_step_tokens=3 is below max_batch=4"):
+        SchedulerLimits(4, 3, 1, 8)
+    with pytest.raises(OptionError, match="max_context=0"):
+        SchedulerLimits(1, 1, 1, 0)
