@@ -116,7 +116,7 @@ def candidates(
     `scores` is fp32 [vocab_size]; ids None means all of them, in order. The weights are positive
     or zero and proportional to the probabilities of the survivors.
     """
-    scores = scores / options.temperature
+    scores = (scores - scores.max()) / options.temperature  # at most 0: nothing overflows
     ids: torch.Tensor | None = None
     if 0 < options.top_k < len(scores):
         ids = _indices(scores >= scores.topk(options.top_k).values[-1])  # ties stay

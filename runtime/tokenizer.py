@@ -88,6 +88,10 @@ class Tokenizer:
         """Id of one token's exact spelling, such as "<|im_end|>"."""
         return self._backend.token_to_id(token)
 
+    def has_id(self, token_id: int) -> bool:
+        """Whether a token has this id; decoding leaves out ids without a token."""
+        return self._backend.id_to_token(token_id) is not None
+
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one answer."""
         if self._is_byte_level:
@@ -146,7 +150,7 @@ class WindowDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
-        if token_id in self._skip:
+        if token_id in self._skip or not self._tokenizer.has_id(token_id):
             return ""
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_ids:
