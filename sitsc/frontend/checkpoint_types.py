@@ -31,10 +31,9 @@ class TensorInfo:
 class TokenizerFiles:
     """Tokenizer and chat template as found, and the ids and tokens a runtime needs.
 
-    `add_bos`: plain text gets `bos_token_id` in front (by whoever tokenizes, which therefore
-    encodes without the tokenizer's own special tokens). `eos_token_ids`: union of config,
-    generation_config and tokenizer, sorted. `special_tokens`: what a chat template sees,
-    e.g. {"bos_token": "<s>"}.
+    `add_bos`: plain text gets `bos_token_id` in front, and `tokenizer_json` as given here does just
+    that when it encodes with special tokens. `eos_token_ids`: union of config, generation_config
+    and tokenizer, sorted. `special_tokens`: what a chat template sees, e.g. {"bos_token": "<s>"}.
     """
 
     tokenizer_json: bytes | None = None

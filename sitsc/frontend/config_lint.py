@@ -41,6 +41,7 @@ def lint_config(config: dict[str, Any], allow: frozenset[str] = frozenset()) -> 
         elif key not in consumed and key not in knowledge()["common"]["inert"]:
             refuse_unknown(key, value, allow)
     _check_numbers(config)
+    _check_heads(config, family)
     _check_activation(config)
     _check_layer_types(config)
     check_rope(config, allow)
@@ -58,6 +59,7 @@ def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> T
         qkv_bias=family.get("qkv_bias", False),
         qk_norm=family.get("qk_norm", ""),
         fused=family.get("fused", False),
+        head_dim=family.get("head_dim", 0),
         norms=tuple(family.get("norms", ("input_layernorm", "post_attention_layernorm"))),
     )
     return lint_family_tensors(config, shape, tensors)
@@ -95,11 +97,16 @@ def _check_numbers(config: dict[str, Any]) -> None:
             raise bad_value(key, config[key], "true or false is needed")
     if "rms_norm_eps" in config and not is_positive(config["rms_norm_eps"]):
         raise bad_value("rms_norm_eps", config["rms_norm_eps"], "a positive number is needed")
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    if heads % kv_heads:
+
+
+def _check_heads(config: dict[str, Any], family: dict[str, Any]) -> None:
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if kv_heads is None and not family.get("default_kv_heads", True):
+        raise bad_value("num_key_value_heads", None, "this family has no safe default")
+    if heads % (kv_heads or heads):
         raise bad_value("num_key_value_heads", kv_heads, f"it must divide the {heads} query heads")
-    if config.get("head_dim") is None and config["hidden_size"] % heads:
+    own = config.get("head_dim") or family.get("head_dim")
+    if own is None and config["hidden_size"] % heads:
         raise bad_value("hidden_size", config["hidden_size"], f"{heads} heads do not divide it")
 
 

@@ -5,6 +5,7 @@ of the architecture that is not understood goes into the config under its own na
 config check refuses it.
 """
 
+import math
 import re
 import struct
 from typing import Any
@@ -14,11 +15,12 @@ from sitsc.frontend.gguf_header import GgufHeader, GgufTensor
 from sitsc.frontend.safe_files import shown
 
 SUPPORTED = ("llama",)
+ROPE_FACTORS = "rope_freqs.weight"
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs.weight",
+    ROPE_FACTORS: ROPE_FACTORS,
 }
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -71,7 +73,9 @@ class _Metadata:
             raise CheckpointError(f"metadata key {self.arch}.{key} is missing")
         if isinstance(value, list):
             raise UnsupportedModelError(f"{self.arch}.{key} differs from layer to layer")
-        good = type(value) is int and 0 < value < 1 << 31 if kind is int else type(value) is kind
+        good = type(value) is kind
+        if kind in (int, float):
+            good = good and 0 < value < 1 << 31
         if not good:
             raise CheckpointError(f"{self.arch}.{key} is {shown(value)}")
         return shortest(value) if kind is float else value
@@ -136,6 +140,8 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
     config |= _rope_scaling(m)
     for key in ("bos_token_id", "eos_token_id"):
         value = metadata.get(f"tokenizer.ggml.{key}")
+        if value is not None and type(value) is not int:
+            raise CheckpointError(f"tokenizer.ggml.{key} is {shown(value)}")
         if value is not None:
             config[key] = value
     return config | m.unknown()
@@ -157,6 +163,39 @@ def _vocab_size(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> int
     if num_tokens > num_rows or not num_rows:
         raise CheckpointError(f"{num_tokens} tokens, but an embedding of {num_rows} rows")
     return num_rows
+
+
+def llama3_scaling(factors: list[float], config: dict[str, Any]) -> dict[str, Any]:
+    """`rope_scaling` whose llama3 formula gives these divisors of the rotary frequencies.
+
+    The file keeps the result, not the parameters: all published models use the ones tried here,
+    and anything else is refused.
+    """
+    if all(value == 1.0 for value in factors):
+        return {}
+    low, high, original, factor = 1.0, 4.0, 8192, max([1.0, *factors])
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+    head_dim, theta = config["head_dim"], config["rope_theta"]
+    expected = []
+    for i in range(head_dim // 2):
+        turns = original / (2 * math.pi * theta ** (2 * i / head_dim))
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        expected.append(1 / ((1 - smooth) / factor + smooth))
+    same = len(factors) == len(expected) and all(
+        math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)
+    )
+    if not same or "rope_scaling" in config:
+        raise UnsupportedModelError(
+            f"{ROPE_FACTORS} are not the factors of a known rope scaling",
+            hint="give the checkpoint as safetensors with its config.json",
+        )
+    return {"rope_scaling": scaling}
 
 
 def _rope_scaling(m: _Metadata) -> dict[str, Any]:

@@ -138,7 +138,8 @@ def _parse(cursor: _Cursor, size: int) -> GgufHeader:
         metadata[key] = cursor.value()
     table = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment % 8:
+    whole = type(alignment) is int and 1 <= alignment <= 1 << 20
+    if not whole or alignment & (alignment - 1):
         raise cursor.fail(f"general.alignment is {shown(alignment)}")
     return GgufHeader(metadata, _laid_out(cursor, table, alignment, size))
 

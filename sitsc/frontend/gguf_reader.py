@@ -15,9 +15,15 @@ from gguf.quants import dequantize
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import Checkpoint, Rows, TokenizerFiles
-from sitsc.frontend.gguf_config import architecture, hf_config, hf_names
+from sitsc.frontend.gguf_config import (
+    ROPE_FACTORS,
+    architecture,
+    hf_config,
+    hf_names,
+    llama3_scaling,
+)
 from sitsc.frontend.gguf_header import GgufTensor, read_gguf_header
-from sitsc.frontend.gguf_tokenizer import build_tokenizer_json
+from sitsc.frontend.gguf_tokenizer import LLAMA3_PRE, build_tokenizer_json, token_list
 from sitsc.frontend.safe_files import shown
 from sitsc.frontend.safetensors_reader import map_bytes
 
@@ -26,12 +32,19 @@ EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open one GGUF file: header only. CheckpointError or UnsupportedModelError by name."""
+    """Open one GGUF file by its header (and the few bytes of rope factors, if it has them).
+
+    CheckpointError for damage, UnsupportedModelError naming what we cannot read.
+    """
     header = read_gguf_header(path)
     architecture(header.metadata)
     tensors = hf_names(header)
     _check_types(tensors)
+    factors = tensors.pop(ROPE_FACTORS, None)
     config = hf_config(header.metadata, tensors)
+    if factors is not None:
+        _check_rope_factors(factors, config["head_dim"])
+        config |= llama3_scaling(read_rows(path, factors).tolist(), config)
     heads = {
         "q_proj": config["num_attention_heads"],
         "k_proj": config["num_key_value_heads"],
@@ -48,7 +61,7 @@ def open_gguf(path: Path) -> Checkpoint:
         config=config,
         generation_config={},
         tensors={n: replace(t.info, name=n) for n, t in sorted(tensors.items())},
-        tokenizer=_tokenizer(header.metadata, config["vocab_size"]),
+        tokenizer=_tokenizer(header.metadata),
         reader=read,
     )
 
@@ -60,6 +73,14 @@ def _check_types(tensors: dict[str, GgufTensor]) -> None:
                 f"{name} is stored as {tensor.info.dtype}, which is not supported",
                 hint=f"supported: {', '.join(DTYPES)}",
             )
+
+
+def _check_rope_factors(tensor: GgufTensor, head_dim: int) -> None:
+    if tensor.info.dtype != "F32" or tensor.info.shape != (head_dim // 2,):
+        raise CheckpointError(
+            f"{tensor.info.name} is {tensor.info.dtype} {list(tensor.info.shape)}, "
+            f"expected F32 [{head_dim // 2}]"
+        )
 
 
 def _check_divisible(tensors: dict[str, GgufTensor], heads: dict[str, int]) -> None:
@@ -106,32 +127,33 @@ def _dequantised(path: Path, tensor: GgufTensor, first: int, last: int) -> torch
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(shape)
 
 
-def _tokenizer(metadata: dict[str, Any], vocab_size: int) -> TokenizerFiles:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None:
+def _tokenizer(metadata: dict[str, Any]) -> TokenizerFiles:
+    if "tokenizer.ggml.tokens" not in metadata:
         return TokenizerFiles()
+    tokens, _ = token_list(metadata)
     names = ("bos", "eos", "unknown", "padding")
     ids = {n: metadata.get(f"tokenizer.ggml.{n}_token_id") for n in names}
     eos = [metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS]
     for value in [*ids.values(), *eos]:
-        if value is not None and not (type(value) is int and 0 <= value < vocab_size):
+        if value is not None and not (type(value) is int and 0 <= value < len(tokens)):
             raise CheckpointError(f"special token id {shown(value)} is outside the vocabulary")
-    data = build_tokenizer_json(metadata)
     short = {"unknown": "unk", "padding": "pad"}
     special = {f"{short.get(n, n)}_token": tokens[i] for n, i in ids.items() if i is not None}
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise CheckpointError("tokenizer.chat_template is no text")
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
-    if add_bos is None:
-        add_bos = metadata.get("tokenizer.ggml.model") == "llama"
+    if add_bos is None:  # files that leave it out follow the tokenizer's kind
+        pre = metadata.get("tokenizer.ggml.pre")
+        add_bos = metadata.get("tokenizer.ggml.model") == "llama" or pre in LLAMA3_PRE
+    add_bos = bool(add_bos) and ids["bos"] is not None
     return TokenizerFiles(
-        tokenizer_json=data,
+        tokenizer_json=build_tokenizer_json(metadata, ids["bos"], add_bos),
         chat_template=template,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
         bos_token_id=ids["bos"],
-        add_bos=bool(add_bos) and ids["bos"] is not None,
+        add_bos=add_bos,
         eos_token_ids=tuple(sorted({i for i in eos if i is not None})),
         special_tokens=special,
     )

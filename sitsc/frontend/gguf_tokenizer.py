@@ -9,10 +9,11 @@ from typing import Any
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
 from sitsc.frontend.safe_files import shown
-from sitsc.frontend.tokenizer_files import load_tokenizer
+from sitsc.frontend.tokenizer_files import load_tokenizer, with_bos
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 MAX_PIECE_CHARS = 2048
+LLAMA3_PRE = ("llama-bpe", "llama3")
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -51,9 +52,12 @@ def _pre_tokenizers() -> dict[str, dict[str, Any]]:
     }
 
 
-def build_tokenizer_json(metadata: dict[str, Any]) -> bytes:
-    """tokenizer.json for `tokenizer.ggml.*`; UnsupportedModelError for unknown kinds by name."""
-    tokens, types = _tokens(metadata)
+def build_tokenizer_json(metadata: dict[str, Any], bos_id: int | None, add_bos: bool) -> bytes:
+    """tokenizer.json for `tokenizer.ggml.*`, which puts `bos_id` before a text if `add_bos`.
+
+    UnsupportedModelError for unknown kinds by name, CheckpointError for lists that do not fit.
+    """
+    tokens, types = token_list(metadata)
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         parts = _byte_level_bpe(metadata, tokens)
@@ -76,11 +80,11 @@ def build_tokenizer_json(metadata: dict[str, Any]) -> bytes:
         **parts,
     }
     data = json.dumps(document, ensure_ascii=False).encode()
-    load_tokenizer(data, "the GGUF tokenizer")
-    return data
+    return with_bos(data, load_tokenizer(data, "the GGUF tokenizer"), bos_id, add_bos)
 
 
-def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
+def token_list(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and types of all tokens; CheckpointError if they are not two lists of one length."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
         raise CheckpointError("tokenizer.ggml.tokens is not a list of texts")
@@ -99,7 +103,7 @@ def _added_token(token_id: int, content: str, kind: int) -> dict[str, Any]:
 
 def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
     pre, known = metadata.get("tokenizer.ggml.pre"), _pre_tokenizers()
-    if pre not in known:
+    if not isinstance(pre, str) or pre not in known:
         raise UnsupportedModelError(
             f"pre-tokenizer {shown(pre)} (tokenizer.ggml.pre) is not supported",
             hint=f"supported: {', '.join(known)}",
@@ -114,7 +118,7 @@ def _byte_level_bpe(metadata: dict[str, Any], tokens: list[str]) -> dict[str, An
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": known[pre],
         "decoder": _byte_level(use_regex=True) | {"add_prefix_space": True},
-        "model": _bpe(tokens, pairs, ignore_merges=pre in ("llama-bpe", "llama3")),
+        "model": _bpe(tokens, pairs, ignore_merges=pre in LLAMA3_PRE),
     }
 
 
@@ -134,12 +138,13 @@ def _bpe(tokens: list[str], merges: list[list[str]], **options: Any) -> dict[str
 
 def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
     """Merges follow the scores: the pair whose joined piece has the highest score goes first."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores: Any = metadata.get("tokenizer.ggml.scores")
+    numbers = isinstance(scores, list) and all(type(s) is float for s in scores)
+    if not numbers or len(scores) != len(tokens):
         raise CheckpointError("tokenizer.ggml.scores does not match the tokens")
     if any(len(t) > MAX_PIECE_CHARS for t in tokens):
         raise CheckpointError(f"a token is longer than {MAX_PIECE_CHARS} characters")
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     normalizers = [{"type": "Prepend", "prepend": "▁"}, space] if prefix else [space]
@@ -153,7 +158,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any], tokens: list[str]) -> dict[str,
         "model": _bpe(
             tokens,
             _merges_by_score(tokens, scores),
-            unk_token=tokens[unknown],
+            unk_token=tokens[0 if unknown is None else unknown],
             fuse_unk=True,
             byte_fallback=True,
         ),

@@ -28,6 +28,7 @@ class Family:
     qkv_bias: bool = False
     qk_norm: str = ""
     fused: bool = False
+    head_dim: int = 0
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -109,7 +110,7 @@ def expected_shapes(config: dict[str, Any], family: Family) -> Shapes:
 def _attention(config: dict[str, Any], family: Family) -> Shapes:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
+    head_dim = config.get("head_dim") or family.head_dim or hidden // heads
     q, kv = heads * head_dim, kv_heads * head_dim
     widths = {"qkv_proj": q + 2 * kv} if family.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
     bias, shapes = bool(config.get("attention_bias")), _linear("self_attn.o_proj", hidden, q)

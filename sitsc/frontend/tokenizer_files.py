@@ -4,6 +4,7 @@ In: the folder and its two configs. Out: `TokenizerFiles`; a folder without a to
 Never runs a template or code of the checkpoint.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ def read_tokenizer_files(
     bos_id = _token_id(tokenizer, special.get("bos_token"))
     if bos_id is None:
         bos_id = next(iter(_token_ids(config.get("bos_token_id"), "bos_token_id")), None)
+    add_bos = _adds_bos(settings, tokenizer, bos_id)
+    if data is not None and tokenizer is not None:
+        data = with_bos(data, tokenizer, bos_id, add_bos)
     return TokenizerFiles(
         tokenizer_json=data,
         chat_template=_chat_template(root, settings),
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
         bos_token_id=bos_id,
-        add_bos=_adds_bos(settings, tokenizer, bos_id),
+        add_bos=add_bos,
         eos_token_ids=_eos_ids(config, generation_config, tokenizer, special.get("eos_token")),
         special_tokens=special,
     )
@@ -118,4 +122,35 @@ def _adds_bos(settings: dict[str, Any], tokenizer: Tokenizer | None, bos_id: int
         return given and bos_id is not None
     if tokenizer is None or bos_id is None:
         return False
-    return tokenizer.encode("").ids[:1] == [bos_id]
+    return _puts_first(tokenizer, bos_id)
+
+
+def _puts_first(tokenizer: Tokenizer, token_id: int | None) -> bool:
+    return tokenizer.encode("").ids[:1] == [token_id]
+
+
+def with_bos(data: bytes, tokenizer: Tokenizer, bos_id: int | None, add: bool) -> bytes:
+    """`data`, its post-processor replaced if it does not put BOS before a text as `add` says.
+
+    An explicit `add_bos_token` overrules tokenizer.json, as it does in transformers 5.
+    """
+    if bos_id is None or _puts_first(tokenizer, bos_id) == add:
+        return data
+    token = tokenizer.id_to_token(bos_id) if add else None
+    if add and token is None:
+        raise CheckpointError(f"BOS is id {bos_id}, which the tokenizer does not have")
+    document = json.loads(data)
+    document["post_processor"] = _bos_template(token, bos_id) if token is not None else None
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def _bos_template(token: str, token_id: int) -> dict[str, Any]:
+    bos = {"SpecialToken": {"id": token, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos, text],
+        "pair": [bos, text, second],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
