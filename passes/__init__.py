@@ -1,4 +1,34 @@
-"""sitsc.passes: passes over the FX graph: canonicalise, match, fuse, schedule, memory."""
+"""sitsc.passes: the passes over the FX graph, in the order in which they run."""
 
-if __name__ == "passes":
-    raise ImportError("import this package as sitsc.passes, not as passes")
+from sitsc.passes.base import Pass
+from sitsc.passes.canonicalise import Canonicalise
+from sitsc.passes.fuse_glu import FuseGlu
+from sitsc.passes.fuse_norm import FuseNorm
+from sitsc.passes.fuse_residual import FuseResidual
+from sitsc.passes.lower_embedding import LowerEmbedding
+from sitsc.passes.lower_linear import LowerLinear
+from sitsc.passes.match_glu import MatchGlu
+from sitsc.passes.match_rms_norm import MatchRmsNorm
+from sitsc.passes.match_rope import MatchRope
+from sitsc.passes.merge_linears import MergeLinears
+from sitsc.passes.pack_weights import PackWeights
+from sitsc.passes.page_attention import PageAttention
+from sitsc.passes.quantise import QuantiseInt8
+from sitsc.passes.select_rows import SelectRows
+
+FUSED: tuple[Pass, ...] = (
+    Canonicalise(),
+    MatchRmsNorm(),
+    MatchRope(),
+    MatchGlu(),
+    SelectRows(),
+    PageAttention(),
+    LowerLinear(),
+    LowerEmbedding(),
+    FuseGlu(),
+    MergeLinears(),
+    FuseNorm(),
+    FuseResidual(),
+)
+CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
+CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())

@@ -1,0 +1,113 @@
+"""Page attention: attention over one sequence becomes attention over pages of a ragged batch.
+
+Rotary embedding of q and k is folded in, the KV write with it. Adds the step inputs block_table,
+query_start, context_lens and one KV pool a group of layers that share a layout. The sizes of these
+inputs here are only examples: `meta["dims"]` names what moves.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+
+from sitsc.core.weights import DTYPES
+from sitsc.passes.base import PassContext
+from sitsc.passes.fxutil import add_input, arguments, aten, call, is_op, ops, replace, tensor
+
+_HINT_PAGES = 11
+_BATCH_INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "block_table": (("sequences", "sequence_pages"), (3, 5)),
+    "query_start": (("sequences+1",), (4,)),
+    "context_lens": (("sequences",), (3,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """What must agree for layers to share a pool: (kv_heads, head_dim)."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageAttention:
+    """See the module."""
+
+    name: ClassVar[str] = "page_attention"
+    preserves_numerics: ClassVar[bool] = True
+
+    def run(self, graph: fx.Graph, context: PassContext) -> None:
+        """Rewrite `graph` in place."""
+        found = [n for n in graph.nodes if is_op(n, "attention")]
+        if not found:
+            return
+        groups: dict[KvLayout, list[fx.Node]] = {}
+        for node in found:
+            shape = tensor(arguments(node)["k"]).shape
+            groups.setdefault(KvLayout(int(shape[1]), int(shape[3])), []).append(node)
+        inputs = _batch_inputs(graph, found[0])
+        for index, (layout, nodes) in enumerate(groups.items()):
+            pool = _pool(graph, index, layout, len(nodes), context)
+            for place, node in enumerate(nodes):
+                _lower(graph, node, pool, place, inputs, context)
+
+
+def _batch_inputs(graph: fx.Graph, like: fx.Node) -> tuple[fx.Node, ...]:
+    mode = detect_fake_mode([tensor(like)])
+    assert mode is not None
+    device = tensor(like).device
+    nodes = []
+    for name, (dims, hints) in _BATCH_INPUTS.items():
+        with mode:
+            value = torch.empty(hints, dtype=torch.int32, device=device)
+        nodes.append(add_input(graph, name, value, dims))
+    return tuple(nodes)
+
+
+def _pool(
+    graph: fx.Graph, index: int, layout: KvLayout, layers: int, context: PassContext
+) -> fx.Node:
+    like = tensor(next(n for n in graph.nodes if n.op == "placeholder" and "input" in n.meta))
+    mode = detect_fake_mode([like])
+    assert mode is not None
+    fixed = (2, layout.kv_heads, layout.head_dim * context.page_tokens)
+    with mode:
+        value = torch.empty(
+            (layers, _HINT_PAGES, *fixed), dtype=DTYPES[context.kv_dtype], device=like.device
+        )
+    return add_input(graph, f"kv_{index}", value, (layers, "pages", *fixed))
+
+
+def _rows(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """[1, heads, tokens, dim] as [tokens, heads, dim], undoing a transpose where there is one."""
+    if is_op(node, "transpose") and set(node.args[1:]) == {1, 2}:
+        return call(graph, aten.select.int, (node.args[0], 0, 0), node)
+    flat = call(graph, aten.select.int, (node, 0, 0), node)
+    return call(graph, aten.transpose.int, (flat, 0, 1), node)
+
+
+def _lower(
+    graph: fx.Graph,
+    node: fx.Node,
+    pool: fx.Node,
+    place: int,
+    inputs: tuple[fx.Node, ...],
+    context: PassContext,
+) -> None:
+    old = arguments(node)
+    q, k, cos, sin, style = old["q"], old["k"], None, None, "none"
+    if is_op(q, "rope") and is_op(k, "rope"):
+        of_q, of_k = arguments(q), arguments(k)
+        if all(of_q[key] == of_k[key] for key in ("cos", "sin", "style")):
+            q, k, cos, sin, style = of_q["x"], of_k["x"], of_q["cos"], of_q["sin"], of_q["style"]
+    with graph.inserting_before(node):
+        q, k, v = (_rows(graph, item) for item in (q, k, old["v"]))
+        args = (q, k, v, cos, sin, old["sinks"], pool, *inputs, place, context.page_tokens)
+        args += (old["scale"], old["window"], old["softcap"], style)
+        new = call(graph, ops.paged_attention.default, args, node)
+        new.meta["layer"] = old["layer"]
+        shape = [1, -1, *tensor(node).shape[2:]]
+        replace(node, call(graph, aten.reshape.default, (new, shape), node))

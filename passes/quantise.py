@@ -1,0 +1,54 @@
+"""Quantise: linear weights to int8 with one scale a row (symmetric), opt-in; changes numerics.
+
+Activations stay as they are. A tied embedding table is quantised with the head that shares it.
+"""
+
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from typing import ClassVar
+
+from torch import fx
+
+from sitsc.passes.base import PassContext
+from sitsc.passes.fxutil import (
+    add_weight,
+    arguments,
+    is_op,
+    set_arguments,
+    set_weight,
+    tensor,
+    weight_of,
+)
+
+_READERS = ("fused_linear", "packed_embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseInt8:
+    """See the module."""
+
+    name: ClassVar[str] = "quantise_int8"
+    preserves_numerics: ClassVar[bool] = False
+
+    def run(self, graph: fx.Graph, context: PassContext) -> None:
+        """Rewrite `graph` in place."""
+        for node in list(graph.nodes):
+            spec = weight_of(node)
+            if spec is None or spec.dtype == "int8" or not self._wanted(node):
+                continue
+            scale = with_fields(
+                spec, name=f"{spec.name}.scale", role="scale", dtype="float32", shape=spec.shape[:1]
+            )
+            scale_node = add_weight(graph, scale, node)
+            set_weight(node, with_fields(spec, dtype="int8"), tensor(node))
+            for reader in list(node.users):
+                set_arguments(reader, scale=scale_node)
+
+    def _wanted(self, node: fx.Node) -> bool:
+        """A matrix read as a weight by our operators alone, and by at least one linear layer."""
+        readers = list(node.users)
+        return (
+            bool(readers)
+            and any(is_op(r, "fused_linear") for r in readers)
+            and all(is_op(r, *_READERS) and arguments(r)["weight"] is node for r in readers)
+        )

@@ -1,0 +1,108 @@
+"""The runner: runs passes in order; verifies, times, counts and, when asked, dumps and checks each.
+
+With `check`, the graph is executed before and after every pass that must not change numerics, and a
+difference beyond the tolerance of the dtype is an error that names the pass.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, fx
+
+from sitsc.core.errors import NumericsError
+from sitsc.core.interpret import (
+    RandomTensors,
+    relative_error,
+    run_graph,
+    step_inputs,
+    tensor_shapes,
+)
+from sitsc.core.printer import print_graph
+from sitsc.core.verify import verify_graph
+from sitsc.passes.base import Pass, PassContext
+
+_TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 1e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: time in seconds, operator counts, and the error against before."""
+
+    name: str
+    seconds: float
+    ops_before: int
+    ops_after: int
+    error: float | None
+
+
+def num_ops(graph: fx.Graph) -> int:
+    """Calls in a graph."""
+    return sum(node.op == "call_function" for node in graph.nodes)
+
+
+def tidy(graph: fx.Graph) -> None:
+    """Remove dead calls and weights that nothing reads any more."""
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and "weight" in node.meta and not node.users:
+            graph.erase_node(node)
+
+
+def run_passes(
+    module: fx.GraphModule,
+    passes: tuple[Pass, ...],
+    context: PassContext,
+    *,
+    dump: Path | None = None,
+    check: bool = False,
+    tokens: int = 21,
+) -> list[PassReport]:
+    """Run `passes` over the graph in place. Raises GraphError or NumericsError naming the pass."""
+    graph = module.graph
+    verify_graph(graph, "tracing")
+    runner = _Checker(graph, context, tokens) if check else None
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        (dump / "00_trace.txt").write_text(print_graph(graph))
+    reports = []
+    for index, item in enumerate(passes, 1):
+        before, start = num_ops(graph), time.perf_counter()
+        item.run(graph, context)
+        tidy(graph)
+        verify_graph(graph, item.name)
+        error = runner.compare(graph, item) if runner else None
+        seconds = time.perf_counter() - start
+        reports.append(PassReport(item.name, seconds, before, num_ops(graph), error))
+        if dump is not None:
+            (dump / f"{index:02d}_{item.name}.txt").write_text(print_graph(graph))
+    module.recompile()
+    return reports
+
+
+class _Checker:
+    """Executes the graph after each pass on the same weights and the same step."""
+
+    def __init__(self, graph: fx.Graph, context: PassContext, tokens: int) -> None:
+        self.context = context
+        self.weights = RandomTensors(tensor_shapes(graph))
+        vocabulary = next(iter(tensor_shapes(graph).values()))[0]
+        self.ids = [(7 * i * i + 3 * i + 1) % vocabulary for i in range(tokens)]
+        self.last = self._run(graph)
+
+    def _run(self, graph: fx.Graph) -> Tensor:
+        return run_graph(
+            graph, self.weights, step_inputs(graph, self.ids, self.context.page_tokens)
+        )
+
+    def compare(self, graph: fx.Graph, item: Pass) -> float:
+        now = self._run(graph)
+        error = relative_error(now, self.last)
+        if item.preserves_numerics and not error <= _TOLERANCE[self.context.dtype]:
+            raise NumericsError(
+                f"pass {item.name} changed results: relative error {error:.3g}, allowed "
+                f"{_TOLERANCE[self.context.dtype]:.3g}",
+                hint="compile with --dump to see the graph before and after",
+            )
+        self.last = now
+        return error

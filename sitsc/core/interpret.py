@@ -1,0 +1,101 @@
+"""Running a graph on real tensors: random weights and a small step, for checks of passes and kernels.
+
+In: a graph at any stage. Out: its result. Weights come from a seeded source by checkpoint name, so that
+the same model gives the same values before and after fusing, quantising and packing.
+"""
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sitsc.core.weights import DTYPES, WeightSpec, materialise
+
+
+class RandomTensors:
+    """Seeded random checkpoint tensors: the same name and shape give the same values."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> None:
+        self.shapes, self.seed = shapes, seed
+        self._made: dict[str, Tensor] = {}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor; vectors are near one, matrices near 1/sqrt(columns)."""
+        if name not in self._made:
+            digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+            shape = self.shapes[name]
+            value = torch.randn(shape, generator=generator)
+            wide = len(shape) > 1
+            self._made[name] = value / math.sqrt(shape[-1]) if wide else 1 + 0.2 * value
+        return self._made[name][start:stop]
+
+
+def tensor_shapes(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
+    """The checkpoint tensors that a graph as traced reads, and their shapes."""
+    specs = [node.meta["weight"] for node in graph.nodes if "weight" in node.meta]
+    return {s.sources[0].tensor: s.shape for s in specs if s.role == "weight"}
+
+
+def step_inputs(
+    graph: fx.Graph, token_ids: list[int], page_tokens: int, *, scatter: bool = True
+) -> dict[str, Tensor]:
+    """Inputs of one step over one new sequence that wants logits of every token."""
+    count = len(token_ids)
+    pages = -(-count // page_tokens)
+    order = list(range(2 * pages))[::-2] if scatter else list(range(pages))
+    values = {
+        "token_ids": torch.tensor(token_ids),
+        "position_ids": torch.arange(count),
+        "logit_rows": torch.arange(count),
+        "block_table": torch.tensor([order], dtype=torch.int32),
+        "query_start": torch.tensor([0, count], dtype=torch.int32),
+        "context_lens": torch.zeros(1, dtype=torch.int32),
+    }
+    for node in graph.nodes:
+        name = node.meta.get("input", "")
+        if node.op == "placeholder" and name.startswith("kv_"):
+            shape = list(node.meta["val"].shape)
+            shape[1] = 2 * pages + 1
+            values[name] = torch.full(shape, float("nan"), dtype=node.meta["val"].dtype)
+    return values
+
+
+def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Execute `graph`; `weights.read(name, start, stop)` gives rows. Inputs not read are ignored."""
+    values: dict[fx.Node, Any] = {}
+    made: dict[WeightSpec, Tensor] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            spec = node.meta.get("weight")
+            if spec is None:
+                values[node] = inputs[node.meta["input"]]
+            else:
+                values[node] = made.setdefault(spec, materialise(spec, weights.read))
+        elif node.op == "output":
+            return values[node.args[0]]
+        else:
+            values[node] = _call(node, values)
+    raise AssertionError("a graph ends in an output")
+
+
+def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    args = fx.node.map_arg(node.args, lambda n: values[n])
+    kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: values[n]))
+    if isinstance(kwargs.get("device"), torch.device):
+        kwargs["device"] = torch.device("cpu")
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """max|a − b| / max|b| over finite tensors; infinite when `value` is not finite."""
+    a, b = value.double().flatten(), reference.double().flatten()
+    if not bool(torch.isfinite(a).all()) or a.shape != b.shape:
+        return math.inf
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+
+
+__all__ = ["DTYPES", "RandomTensors", "relative_error", "run_graph", "step_inputs", "tensor_shapes"]

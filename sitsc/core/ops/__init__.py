@@ -1,0 +1,8 @@
+"""The `sitsc::` operators: schema, fake implementation and plain-torch reference of each.
+
+Importing this package registers all of them, so that a graph can be executed at every stage.
+"""
+
+from sitsc.core.ops import attention, embedding, linear, norm, rope
+
+__all__ = ["attention", "embedding", "linear", "norm", "rope"]

@@ -1,0 +1,85 @@
+"""The verifier: what must hold of a graph after every pass.
+
+Every node has a value, values agree with what the operator computes from its arguments, every input is
+described, and definitions come before uses. Errors show the node with five lines around it, its module
+path and the pass that ran last.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+
+from sitsc.core.errors import GraphError
+from sitsc.core.printer import Printer
+
+
+def verify_graph(graph: fx.Graph, after: str) -> None:
+    """Raise GraphError when `graph` is not valid; `after` names the pass that ran last."""
+    graph.lint()
+    outputs = [node for node in graph.nodes if node.op == "output"]
+    if len(outputs) != 1 or not isinstance(outputs[0].args[0], fx.Node):
+        raise GraphError("a graph returns exactly one tensor", where=f"after {after}")
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            _check_placeholder(graph, node, after)
+        elif node.op == "call_function":
+            _check_call(graph, node, after)
+        elif node.op != "output":
+            _fail(graph, node, after, f"unexpected node kind {node.op}")
+
+
+def _check_placeholder(graph: fx.Graph, node: fx.Node, after: str) -> None:
+    if ("weight" in node.meta) == ("input" in node.meta):
+        _fail(graph, node, after, "a placeholder is a weight or a step input")
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        _fail(graph, node, after, "no value")
+    elif (spec := node.meta.get("weight")) is not None:
+        if tuple(value.shape) != tuple(spec.stored_shape):
+            _fail(graph, node, after, f"shape {tuple(value.shape)}, planned {spec.stored_shape}")
+    elif len(node.meta.get("dims", ())) != value.dim():
+        _fail(graph, node, after, "a step input names each of its dimensions")
+
+
+def _check_call(graph: fx.Graph, node: fx.Node, after: str) -> None:
+    if "val" not in node.meta:
+        _fail(graph, node, after, "no value")
+    fresh = _recompute(node)
+    if isinstance(fresh, Tensor):
+        kept = node.meta["val"]
+        if not isinstance(kept, Tensor) or fresh.dtype != kept.dtype:
+            _fail(
+                graph, node, after, f"computes {fresh.dtype}, says {getattr(kept, 'dtype', kept)}"
+            )
+        elif [str(s) for s in fresh.shape] != [str(s) for s in kept.shape]:
+            _fail(graph, node, after, f"computes {list(fresh.shape)}, says {list(kept.shape)}")
+
+
+def _recompute(node: fx.Node) -> Any:
+    """The value of a call from its arguments' values; None when the arguments hold no tensor."""
+
+    def value(item: Any) -> Any:
+        return item.meta.get("val") if isinstance(item, fx.Node) else item
+
+    args = fx.node.map_aggregate(node.args, value)
+    kwargs = fx.node.map_aggregate(node.kwargs, value)
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    if mode is None:
+        return None
+    with mode, torch.no_grad():
+        return node.target(*args, **kwargs)  # pyright: ignore
+
+
+def _fail(graph: fx.Graph, node: fx.Node, after: str, why: str) -> None:
+    printer = Printer(graph)
+    nodes = list(graph.nodes)
+    at = nodes.index(node)
+    lines = [printer.line(n) for n in nodes[max(0, at - 5) : at + 6]]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else "no module"
+    error = GraphError(f"{why} at {printer.names[node]} ({path})", where=f"after {after}")
+    error.add_note("\n".join(lines))
+    raise error
