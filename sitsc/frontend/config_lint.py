@@ -18,6 +18,11 @@ COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     "num_attention_heads",
     "max_position_embeddings",
 )
+OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "num_experts", "num_local_experts") + (
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+)
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 
 
@@ -51,7 +56,7 @@ def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> T
     """Compare tensors with what the config calls for.
 
     ConfigError for a missing, unexpected or misshapen tensor; the result names those that are left
-    out on purpose.
+    out on purpose. The config must have passed `lint_config`.
     """
     family = _family(config)
     shape = Family(
@@ -89,12 +94,15 @@ def _check_numbers(config: dict[str, Any]) -> None:
     for key in COUNTS:
         if not _is_count(config.get(key)):
             raise bad_value(key, config.get(key), "a positive whole number is needed")
-    for key in ("num_key_value_heads", "head_dim"):
+    for key in OPTIONAL_COUNTS:
         if config.get(key) is not None and not _is_count(config[key]):
             raise bad_value(key, config[key], "a positive whole number is needed")
     for key in FLAGS:
         if config.get(key) is not None and type(config[key]) is not bool:
             raise bad_value(key, config[key], "true or false is needed")
+    dense = config.get("mlp_only_layers")
+    if dense is not None and not (isinstance(dense, list) and all(type(i) is int for i in dense)):
+        raise bad_value("mlp_only_layers", dense, "a list of layer numbers is needed")
     if "rms_norm_eps" in config and not is_positive(config["rms_norm_eps"]):
         raise bad_value("rms_norm_eps", config["rms_norm_eps"], "a positive number is needed")
 

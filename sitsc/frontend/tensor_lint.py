@@ -44,6 +44,13 @@ def lint_family_tensors(
     config: dict[str, Any], family: Family, tensors: Mapping[str, TensorInfo]
 ) -> TensorLint:
     """Check names, shapes and kinds of all tensors; ConfigError at the first that is off."""
+    # A hostile config must not make us list parameters without end.
+    at_least = config["num_hidden_layers"] * (_num_experts(config) or 1)
+    if at_least > len(tensors):
+        raise _bad(
+            f"the config calls for more than {at_least} tensors, there are {len(tensors)}",
+            "config.json and the weights are of different models, or a shard is missing",
+        )
     expected = expected_shapes(config, family)
     ignored = tuple(sorted(name for name in tensors if ROTARY_BUFFER.fullmatch(name)))
     duplicates: dict[str, str] = {}
@@ -132,8 +139,7 @@ def _mlp(config: dict[str, Any], family: Family, layer: int) -> Shapes:
         return _linear("mlp.gate_up_proj", 2 * inner, hidden) | _linear(
             "mlp.down_proj", hidden, inner
         )
-    num_experts = config.get("num_experts") or config.get("num_local_experts") or 0
-    step = config.get("decoder_sparse_step") or 1
+    num_experts, step = _num_experts(config), config.get("decoder_sparse_step") or 1
     dense = layer in (config.get("mlp_only_layers") or []) or (layer + 1) % step
     if not num_experts or dense:
         return _glu("mlp", hidden, inner, bias)
@@ -141,6 +147,10 @@ def _mlp(config: dict[str, Any], family: Family, layer: int) -> Shapes:
     for expert in range(num_experts):
         shapes |= _glu(f"mlp.experts.{expert}", hidden, config["moe_intermediate_size"], False)
     return shapes
+
+
+def _num_experts(config: dict[str, Any]) -> int:
+    return config.get("num_experts") or config.get("num_local_experts") or 0
 
 
 def _glu(prefix: str, hidden: int, inner: int, bias: bool) -> Shapes:

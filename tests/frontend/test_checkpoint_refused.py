@@ -77,10 +77,9 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, raw: bytes):
         read_header(path)
 
 
-def change(name: str, text: str | bytes) -> Callable[[Path], None]:
-    return lambda root: (
-        (root / name).write_bytes(text.encode() if isinstance(text, str) else text) and None
-    )
+def change(name: str, text: str | bytes) -> Callable[[Path], Any]:
+    raw = text.encode() if isinstance(text, str) else text
+    return lambda root: (root / name).write_bytes(raw)
 
 
 def truncate(root: Path) -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -147,9 +148,10 @@ def test_llama3_scaling_is_found_from_its_factors(tmp_path: Path, factor: float)
 
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "rope_theta": 500000.0}
+    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_attention_heads": HEADS}
+    sizes["rope_theta"] = 500000.0
     plain = LlamaRotaryEmbedding(LlamaConfig(**sizes)).inv_freq
-    scaled = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_scaling=dict(scaling))).inv_freq
+    scaled = LlamaRotaryEmbedding(LlamaConfig(**sizes | {"rope_scaling": dict(scaling)})).inv_freq
     tensors = {"rope_freqs.weight": (plain / scaled).numpy()} | gguf_tensors()
     meta = llama_metadata(llama__rope__freq_base=500000.0)
     c = open_checkpoint(write_gguf(tmp_path / "m.gguf", meta, tensors))
@@ -164,7 +166,7 @@ def test_transformers_reads_our_config_as_it_was_meant(tmp_path: Path):
 
     c = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
     theirs = LlamaConfig(**c.config)
-    assert theirs.rope_parameters["rope_theta"] == 10000.0
+    assert theirs.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
     assert (theirs.head_dim, theirs.num_key_value_heads) == (HIDDEN // HEADS, KV_HEADS)
 
 
