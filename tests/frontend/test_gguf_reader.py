@@ -150,8 +150,9 @@ def test_llama3_scaling_is_found_from_its_factors(tmp_path: Path, factor: float)
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_attention_heads": HEADS}
     sizes["rope_theta"] = 500000.0
-    plain = LlamaRotaryEmbedding(LlamaConfig(**sizes)).inv_freq
-    scaled = LlamaRotaryEmbedding(LlamaConfig(**sizes | {"rope_scaling": dict(scaling)})).inv_freq
+    plain = LlamaRotaryEmbedding(LlamaConfig.from_dict(sizes)).inv_freq
+    sizes["rope_scaling"] = dict(scaling)
+    scaled = LlamaRotaryEmbedding(LlamaConfig.from_dict(sizes)).inv_freq
     tensors = {"rope_freqs.weight": (plain / scaled).numpy()} | gguf_tensors()
     meta = llama_metadata(llama__rope__freq_base=500000.0)
     c = open_checkpoint(write_gguf(tmp_path / "m.gguf", meta, tensors))

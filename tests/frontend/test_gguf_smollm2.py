@@ -39,6 +39,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(data.decode())
 
 
+@cache
+def package_reader() -> gguf.GGUFReader:
+    return gguf.GGUFReader(path())
+
+
 def test_config_is_that_of_the_preset():
     c = opened()
     lint_config(c.config)
@@ -47,7 +52,7 @@ def test_config_is_that_of_the_preset():
 
 
 def test_header_agrees_with_the_gguf_package():
-    header, reader = read_gguf_header(path()), gguf.GGUFReader(path())
+    header, reader = read_gguf_header(path()), package_reader()
     assert {n: (t.offset, t.info.nbytes) for n, t in header.tensors.items()} == {
         t.name: (t.data_offset, t.n_bytes) for t in reader.tensors
     }
@@ -59,7 +64,7 @@ def test_header_agrees_with_the_gguf_package():
 def test_q_proj_rows_are_in_hugging_face_order():
     """As transformers does it: [heads, head_dim / 2, 2] transposed to [heads, 2, head_dim / 2]."""
     name = "model.layers.7.self_attn.q_proj.weight"
-    stored = next(t for t in gguf.GGUFReader(path()).tensors if t.name == "blk.7.attn_q.weight")
+    stored = next(t for t in package_reader().tensors if t.name == "blk.7.attn_q.weight")
     values = torch.from_numpy(gguf.quants.dequantize(stored.data, stored.tensor_type))
     expected = values.reshape(9, 32, 2, 576).transpose(1, 2).reshape(576, 576)
     assert torch.equal(opened().read(name), expected)
