@@ -32,8 +32,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     missing, damaged or hostile, UnsupportedModelError for a GGUF architecture we cannot read.
     """
     path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"no such model: {path}", hint="give a model folder or a .gguf file")
+    try:
+        found = path.exists()
+    except OSError:  # a name too long for the file system, a folder that may not be looked into
+        found = False
+    if not found:
+        raise CheckpointError(
+            f"no such model: {shown(str(path))}", hint="give a model folder or a .gguf file"
+        )
     if path.is_file():
         return _open_file(path)
     ggufs = sorted(path.glob("*.gguf"))
@@ -93,11 +99,19 @@ def _folder_spans(root: Path) -> dict[str, TensorSpan]:
             where=root.name,
             hint="fetch the index: it says which shard holds what",
         )
-    _refuse_pickles(root)
+    _refuse_other_weights(root)
     return {}
 
 
-def _refuse_pickles(root: Path) -> None:
+def _refuse_other_weights(root: Path) -> None:
+    """A folder with weights in another form must not pass for one with a config alone."""
+    ggufs = sorted(p.name for p in root.glob("*.gguf"))
+    if ggufs:
+        raise CheckpointError(
+            "the folder holds config.json and .gguf, but no safetensors",
+            where=root.name,
+            hint=f"name the file itself: {ggufs[0]}",
+        )
     pickles = sorted(p.name for pattern in PICKLES for p in root.glob(pattern))
     if pickles:
         raise CheckpointError(

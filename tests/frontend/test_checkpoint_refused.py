@@ -14,6 +14,7 @@ from sitsc.frontend.safetensors_reader import read_header
 from tests.frontend.checkpoint_files import (
     safetensors_bytes,
     write_folder,
+    write_gguf,
     write_index,
     write_shards,
 )
@@ -149,6 +150,8 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path: Path, case: str):
 def test_other_things_that_are_not_a_checkpoint(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no such model"):
         open_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no such model"):
+        open_checkpoint("x" * 5000)
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(CheckpointError, match="neither a model folder nor"):
         open_checkpoint(tmp_path / "model.onnx")
@@ -159,6 +162,12 @@ def test_pickles_are_never_opened(tmp_path: Path):
     (root / "pytorch_model.bin").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(CheckpointError, match=r"pickle .*convert"):
         open_checkpoint(root)
+
+
+def test_a_gguf_beside_a_config_must_be_named(tmp_path: Path):
+    write_gguf(write_folder(tmp_path) / "m.gguf")
+    with pytest.raises(CheckpointError, match=r"name the file itself: m\.gguf"):
+        open_checkpoint(tmp_path)
 
 
 def test_several_files_without_an_index_are_refused(tmp_path: Path):
