@@ -5,7 +5,7 @@ gets exactly one output with a finish reason, whatever fails.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -144,7 +144,7 @@ class Engine:
         *,
         add_bos: bool = True,
         mask: MaskFunction | None = None,
-    ) -> Iterator[Output]:
+    ) -> Generator[Output, None, None]:
         """The outputs of one prompt as they come; closing the iterator aborts the request."""
         request_id = self.add_request(prompt, options, add_bos=add_bos, mask=mask)
         mail = self._mail[request_id] = deque()

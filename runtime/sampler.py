@@ -3,18 +3,22 @@
 The order is repetition penalty, suppressed end of text, mask, temperature, top_k, top_p, min_p,
 softmax, draw. A row's token depends on its logits, its options and its generator alone, never on
 its neighbours. A row that cannot be drawn is an error of that request, returned in its place.
+One row is too little work to share between threads: it is done in numpy, on one.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sitsc.core.errors import SamplingError
 from sitsc.core.sampling import SamplingOptions
 
-_HEAD_TOKENS = 1024  # candidates sorted at first when only top_p filters
+Floats = npt.NDArray[np.floating]
+Ids = npt.NDArray[np.intp]
 
 
 @dataclass(slots=True)
@@ -48,106 +52,112 @@ class Sampler:
         self.vocab_size = vocab_size
         self.logits_width = vocab_size if logits_width is None else logits_width
         assert 0 < self.vocab_size <= self.logits_width
-        self._eos_ids = torch.tensor([i for i in sorted(eos_ids) if i < vocab_size]).long()
+        self._eos_ids = np.array([i for i in sorted(eos_ids) if i < vocab_size], dtype=np.intp)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplerRow]) -> list[int | SamplingError]:
         """One token or error a row; `logits` is [rows, width], any float dtype, on the CPU."""
         assert logits.shape == (len(rows), self.logits_width), "one row of logits a request"
-        logits = logits.detach().float()
+        values: Floats = logits.detach().float().numpy()[:, : self.vocab_size]
         results: list[int | SamplingError] = []
-        for scores, row in zip(logits, rows, strict=True):
+        for scores, row in zip(values, rows, strict=True):
             try:
-                results.append(self._draw(scores[: self.vocab_size], row))
+                results.append(self._draw(scores, row))
             except SamplingError as error:
                 results.append(error)
         return results
 
-    def _draw(self, scores: torch.Tensor, row: SamplerRow) -> int:
+    def _draw(self, scores: Floats, row: SamplerRow) -> int:
         """The token of one row; `scores` [vocab_size] is fp32 and is not written to."""
-        options = row.options
-        best, finite = _argmax(scores)
-        if not finite:
+        best = int(scores.argmax())  # the lowest id of the largest; NaN counts as the largest
+        if not math.isfinite(scores[best]):
             raise SamplingError("the logits are not finite", hint="run `sitsc verify` on the model")
         changed = self._adjust(scores, row)
         if changed is not None:
             scores = changed
-            best, finite = _argmax(scores)
-            if not finite and float(scores[best]) == -torch.inf:
+            best = int(scores.argmax())
+            if scores[best] == -math.inf:
                 raise SamplingError("no token is allowed", hint="the mask leaves none over")
-            if not finite:
+            if not math.isfinite(scores[best]):
                 raise SamplingError("the logits are not finite after the repetition penalty")
-        if options.is_greedy:
+        if row.options.is_greedy:
             return best
         assert row.generator is not None, "a drawing row needs a generator"
-        ids, probabilities = candidates(scores, options)
-        total = probabilities.double().cumsum(0)
-        point = torch.rand((), dtype=torch.float64, generator=row.generator) * total[-1]
-        index = int(torch.searchsorted(total, point, right=True))
-        index = min(index, int(torch.searchsorted(total, total[-1])))  # rounding up to the end
+        ids, weights = candidates(scores, row.options)
+        index = _pick(weights, float(torch.rand((), generator=row.generator, dtype=torch.float64)))
         return index if ids is None else int(ids[index])
 
-    def _adjust(self, scores: torch.Tensor, row: SamplerRow) -> torch.Tensor | None:
+    def _adjust(self, scores: Floats, row: SamplerRow) -> Floats | None:
         """A changed copy of the scores, or None when this row changes nothing."""
         penalty = row.options.repetition_penalty
         num_generated = len(row.history) - row.num_prompt_tokens
         suppress = num_generated < row.options.min_tokens and len(self._eos_ids)
         if penalty == 1 and not suppress and row.mask is None:
             return None
-        scores = scores.clone()
+        scores = scores.copy()
         if penalty != 1:
-            seen = torch.from_numpy(np.unique(np.asarray(row.history, dtype=np.int64)))
+            seen = np.array(row.history, dtype=np.intp)
             seen = seen[seen < self.vocab_size]
             values = scores[seen]
-            scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
+            with np.errstate(over="ignore"):  # what overflows is told by the caller
+                scores[seen] = np.where(values < 0, values * penalty, values / penalty)
         if suppress:
-            scores[self._eos_ids] = -torch.inf
+            scores[self._eos_ids] = -np.inf
         if row.mask is not None:
             if row.mask.dtype != torch.bool or row.mask.shape != (self.logits_width,):
                 raise SamplingError(f"the mask must be bool [{self.logits_width}]")
-            scores.masked_fill_(~row.mask[: self.vocab_size], -torch.inf)
+            scores[~row.mask.numpy()[: self.vocab_size]] = -np.inf
         return scores
 
 
-def candidates(
-    scores: torch.Tensor, options: SamplingOptions
-) -> tuple[torch.Tensor | None, torch.Tensor]:
+def candidates(scores: Floats, options: SamplingOptions) -> tuple[Ids | None, Floats]:
     """The ids that survive temperature, top_k, top_p and min_p, and their weights.
 
-    `scores` is fp32 [vocab_size]; ids None means all of them, in order. The weights are positive
-    or zero and proportional to the probabilities of the survivors.
+    `scores` is fp32 [vocab_size] with a finite maximum; ids None means all of them, in order. The
+    weights are proportional to the probabilities of the survivors, the largest is 1.
     """
-    scores = (scores - scores.max()) / options.temperature  # at most 0: nothing overflows
-    ids: torch.Tensor | None = None
+    with np.errstate(over="ignore"):  # far below the best is -inf, weight 0
+        scores = (scores - scores.max()) / np.float32(options.temperature)
+    ids: Ids | None = None
     if 0 < options.top_k < len(scores):
-        ids = _indices(scores >= scores.topk(options.top_k).values[-1])  # ties stay
+        # Those equal to the last one stay.
+        ids = np.flatnonzero(scores >= _kth_largest(scores, options.top_k))
         scores = scores[ids]
-    weights = scores.softmax(0)
-    if options.top_p < 1:
-        kept = _nucleus(weights, options.top_p)
-        ids, weights = kept if ids is None else ids[kept], weights[kept]
-    if options.min_p > 0:
-        kept = _indices(weights >= options.min_p * weights.max())
-        ids, weights = kept if ids is None else ids[kept], weights[kept]
+    weights = np.exp(scores)
+    for choose, limit in ((_nucleus, options.top_p), (_likely, options.min_p)):
+        kept = choose(weights, limit)
+        if kept is not None:
+            ids, weights = kept if ids is None else ids[kept], weights[kept]
     return ids, weights
 
 
-def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indices of the largest weights whose predecessors sum to less than `top_p`, best first."""
-    num = min(len(weights), _HEAD_TOKENS)
-    values, order = weights.topk(num)
-    before = values.double().cumsum(0) - values
-    if num < len(weights) and before[-1] < top_p:
-        values, order = weights.sort(descending=True, stable=True)
-        before = values.double().cumsum(0) - values
-    return order[before < top_p]
+def _kth_largest(scores: Floats, k: int) -> float:
+    """The k-th largest score, 1 <= k <= len(scores)."""
+    groups = len(scores) // 64
+    if k <= groups:  # k groups hold a score of at least their k-th largest maximum: few are left
+        maxima = scores[: groups * 64].reshape(64, groups).max(axis=0)
+        scores = scores[scores >= np.partition(maxima, -k)[-k]]
+    return np.partition(scores, -k)[-k]
 
 
-def _indices(flags: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.flatnonzero(flags.numpy()))
+def _nucleus(weights: Floats, top_p: float) -> Ids | None:
+    """Indices of the largest weights whose predecessors sum to less than `top_p` of all."""
+    if top_p == 1:
+        return None
+    total = weights.sum(dtype=np.float64)
+    # What is lighter than this sums to less than 1 - top_p: it is out, and need not be sorted.
+    head = np.flatnonzero(weights >= (1 - top_p) * total / len(weights))
+    order = head[np.argsort(-weights[head], kind="stable")]
+    values = weights[order].astype(np.float64)
+    return order[values.cumsum() - values < top_p * total]
 
 
-def _argmax(scores: torch.Tensor) -> tuple[int, bool]:
-    """The lowest id of the largest score, and whether that score is finite (NaN is largest)."""
-    values = scores.numpy()  # numpy's argmax is ten times faster than torch's here
-    best = int(values.argmax())
-    return best, bool(np.isfinite(values[best]))
+def _likely(weights: Floats, min_p: float) -> Ids | None:
+    """Indices of the weights of at least `min_p` of the largest."""
+    return np.flatnonzero(weights >= min_p * weights.max()) if min_p > 0 else None
+
+
+def _pick(weights: Floats, point: float) -> int:
+    """The index whose share of the weights holds `point`, in [0, 1); never one of weight 0."""
+    sums = weights.cumsum(dtype=np.float64)
+    index = int(sums.searchsorted(point * sums[-1], side="right"))
+    return min(index, int(sums.searchsorted(sums[-1])))  # rounding may reach the end

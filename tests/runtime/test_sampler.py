@@ -16,7 +16,6 @@ from transformers import (
 
 from sitsc.core.errors import SamplingError
 from sitsc.core.sampling import SamplingOptions
-from sitsc.runtime import sampler as module
 from sitsc.runtime.sampler import Sampler, SamplerRow, candidates
 
 HISTORY = [3, 5, 5, 8]
@@ -59,15 +58,15 @@ def reference(scores: torch.Tensor, options: SamplingOptions, eos: int) -> torch
 def probabilities(scores: torch.Tensor, options: SamplingOptions, eos: int) -> torch.Tensor:
     """The same by ours, spread over the vocabulary."""
     sampler = Sampler(len(scores), eos_ids=[eos])
-    changed = sampler._adjust(scores, row(options))
-    ids, weights = candidates(scores if changed is None else changed, options)
-    spread = torch.zeros(len(scores))
+    changed = sampler._adjust(scores.numpy(), row(options))
+    ids, weights = candidates(scores.numpy() if changed is None else changed, options)
+    spread = torch.zeros(len(scores)).numpy()
     spread[slice(None) if ids is None else ids] = weights / weights.sum()
-    return spread
+    return torch.from_numpy(spread)
 
 
 @settings(max_examples=200, deadline=None)
-@given(DRAWN, st.integers(0, 2**31), st.sampled_from([20, 101, 1500]))
+@given(DRAWN, st.integers(0, 2**31), st.sampled_from([20, 101, 2500]))
 def test_probabilities_equal_transformers(options, seed, vocab) -> None:
     scores = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 4
     expected = reference(scores, options, eos=1)
@@ -80,14 +79,6 @@ def test_ties_at_the_edge_of_top_k_stay() -> None:
     expected = reference(scores, options, eos=0)
     assert probabilities(scores, options, 0).tolist() == pytest.approx(expected.tolist())
     assert (expected > 0).sum() == 3
-
-
-def test_wide_nucleus_sorts_everything(monkeypatch) -> None:
-    scores = torch.randn(500, generator=torch.Generator().manual_seed(0))
-    options = SamplingOptions(temperature=1, top_p=0.99)
-    expected = reference(scores, options, eos=0)
-    monkeypatch.setattr(module, "_HEAD_TOKENS", 4)
-    torch.testing.assert_close(probabilities(scores, options, 0), expected)
 
 
 def test_draws_follow_the_probabilities() -> None:
