@@ -1,7 +1,7 @@
 """Canonical JSON: one text for one value, the same bytes on every machine.
 
-Keys are sorted, floats keep six significant digits, lines are indented by one blank, and values that
-JSON cannot hold are refused. Digests are taken over exactly these bytes.
+Keys are sorted, floats keep six significant digits, lines are indented by one blank, and values
+that JSON cannot hold are refused. Digests are taken over exactly these bytes.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Running a graph on real tensors: random weights and a small step, for checks of passes and kernels.
+"""Running a graph on real tensors: random weights and a small step, to check passes and kernels.
 
-In: a graph at any stage. Out: its result. Weights come from a seeded source by checkpoint name, so that
-the same model gives the same values before and after fusing, quantising and packing.
+In: a graph at any stage. Out: its result. Weights come from a seeded source by checkpoint name, so
+that a model gives the same values before and after fusing, quantising and packing.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from sitsc.core.weights import DTYPES, WeightSpec, materialise
 
@@ -64,7 +65,7 @@ def step_inputs(
 
 
 def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Execute `graph`; `weights.read(name, start, stop)` gives rows. Inputs not read are ignored."""
+    """Execute `graph`; `weights.read(name, start, stop)` gives rows. Other inputs are ignored."""
     values: dict[fx.Node, Any] = {}
     made: dict[WeightSpec, Tensor] = {}
     for node in graph.nodes:
@@ -82,8 +83,8 @@ def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tenso
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = fx.node.map_arg(node.args, lambda n: values[n])
-    kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: values[n]))
+    args = map_arg(node.args, lambda n: values[n])
+    kwargs = dict(map_arg(node.kwargs, lambda n: values[n]))
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """A graph as text: one line a node, symbols and names made stable, for goldens, dumps and errors.
 
-The same graph gives the same text on every machine: symbolic sizes are named after the step input they
-come from, values %0, %1 … in order, weights by their checkpoint names.
+The same graph gives the same text on every machine: symbolic sizes are named after the step input
+they come from, values %0, %1 … in order, weights by their checkpoint names.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Frozen dataclasses to plain JSON values and back, strictly.
 
-In: a dataclass or the dictionary read from a file. Out: the other form. Unknown keys, missing keys and
-wrong types are errors that name the path (`plan.memory.arena`); nothing is filled in silently.
+In: a dataclass or the dictionary read from a file. Out: the other form. Unknown keys, missing keys
+and wrong types are errors that name the path (`plan.memory.arena`); nothing is filled in silently.
 """
 
 import dataclasses

@@ -1,15 +1,17 @@
 """The verifier: what must hold of a graph after every pass.
 
-Every node has a value, values agree with what the operator computes from its arguments, every input is
-described, and definitions come before uses. Errors show the node with five lines around it, its module
-path and the pass that ran last.
+Every node has a value, values agree with what the operator computes from its arguments, every input
+is described, and definitions come before uses. Errors show the node with five lines around it, its
+module path and the pass that ran last.
 """
 
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch.fx.node import map_aggregate
 
 from sitsc.core.errors import GraphError
 from sitsc.core.printer import Printer
@@ -63,9 +65,9 @@ def _recompute(node: fx.Node) -> Any:
     def value(item: Any) -> Any:
         return item.meta.get("val") if isinstance(item, fx.Node) else item
 
-    args = fx.node.map_aggregate(node.args, value)
-    kwargs = fx.node.map_aggregate(node.kwargs, value)
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    args = map_aggregate(node.args, value)
+    kwargs = map_aggregate(node.kwargs, value)
+    leaves = pytree.tree_leaves((args, kwargs))
     mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     if mode is None:
         return None

@@ -1,7 +1,7 @@
 """What a planned weight buffer is made of, and making it: slices, quantisation, packing.
 
 In: a `WeightSpec` and a reader of checkpoint tensors. Out: the tensor exactly as kernels read it.
-Used by the packer, by the loader of unpacked artifacts and by graph checks; holds one buffer at a time.
+For the packer, the loader of unpacked artifacts and graph checks; holds one buffer at a time.
 """
 
 import math
@@ -49,9 +49,9 @@ class TensorSlice:
 class WeightSpec:
     """One weight buffer: slices concatenated along dimension 0, then quantised and packed.
 
-    `shape` is the logical shape [rows, columns] or [rows]; `role` is "weight", "scale" (the int8 row
-    scales of the same slices) or "constant" (a small tensor computed while tracing; `data` is the hex
-    of its little-endian bytes, empty for other roles).
+    `shape` is the logical shape [rows, columns] or [rows]; `role` is "weight", "scale" (the int8
+    row scales of the same slices) or "constant" (a small tensor computed while tracing; `data` is
+    the hex of its little-endian bytes, empty for other roles).
     """
 
     name: str
@@ -81,7 +81,7 @@ ReadRows = Callable[[str, int, int], torch.Tensor]
 
 
 def materialise(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
-    """The buffer of `spec`; `read(tensor, start, stop)` gives checkpoint rows. Shape: `stored_shape`."""
+    """The buffer of `spec` (`stored_shape`); `read(tensor, start, stop)` gives checkpoint rows."""
     if spec.role == "constant":
         raw = bytearray(bytes.fromhex(spec.data))
         return torch.frombuffer(raw, dtype=DTYPES[spec.dtype]).reshape(spec.shape)

@@ -21,9 +21,9 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Causal attention in fp32: q [heads, new, dim] at positions first.. over k, v [kv_heads, all, dim].
+    """Causal attention in fp32: q [heads, new, dim] from position `first`, k, v [kv_heads, all, dim].
 
-    A key j is visible from i when j <= i and, with a window, j > i - window. Returns [new, heads, dim].
+    Key j is visible from i when j <= i and, with a window, j > i - window. Out [new, heads, dim].
     """
     groups = q.shape[0] // k.shape[0]
     k, v = k.float().repeat_interleave(groups, 0), v.float().repeat_interleave(groups, 0)
@@ -53,7 +53,7 @@ def attention(
     window: int,
     softcap: float,
 ) -> Tensor:
-    """One sequence from its start: q [1, heads, tokens, dim], k, v likewise; out [1, tokens, heads, dim]."""
+    """One sequence from its start: q, k, v [1, heads, tokens, dim]; out [1, tokens, heads, dim]."""
     out = attend(q[0], k[0], v[0], 0, scale, window, softcap, sinks)
     return out[None].to(q.dtype).contiguous()
 
@@ -112,7 +112,7 @@ def paged_attention(
     q [tokens, heads, dim], k, v [tokens, kv_heads, dim], cos, sin [tokens, rotary_dim],
     kv [layers, pages, 2, kv_heads, dim * page_tokens] (`layer` within the group),
     block_table [sequences, pages] int32, query_start [sequences + 1] int32,
-    context_lens [sequences] int32 (tokens in the pages before this step). Out [tokens, heads * dim].
+    context_lens [sequences] int32 (tokens already in the pages). Out [tokens, heads * dim].
     """
     if rope_style != "none":
         assert cos is not None and sin is not None

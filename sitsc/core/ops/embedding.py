@@ -17,7 +17,7 @@ def packed_embedding(
     dtype: str,
     weight_format: str,
 ) -> Tensor:
-    """Rows `ids` [...] of a table of `rows` x `hidden` in `weight_format`; out [..., hidden] of `dtype`."""
+    """Rows `ids` [...] of a table [rows, hidden], as [..., hidden] of `dtype`."""
     table = stored_weight(weight, scale, rows, hidden, weight_format)
     return table[ids].to(DTYPES[dtype])
 

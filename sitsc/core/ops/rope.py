@@ -1,7 +1,7 @@
 """sitsc::rope: rotary position embedding of queries or keys.
 
-Styles: "half" rotates (x[i], x[i + rotary/2]), "interleaved" rotates (x[2i], x[2i+1]). Dimensions past
-`rotary_dim` pass through. cos and sin hold one value per rotated dimension.
+Styles: "half" rotates (x[i], x[i + rotary/2]), "interleaved" rotates (x[2i], x[2i+1]). Dimensions
+past `rotary_dim` pass through. cos and sin hold one value per rotated dimension.
 """
 
 import torch
@@ -30,7 +30,7 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
 
 @torch.library.custom_op("sitsc::rope", mutates_args=())
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
-    """x [1, heads, tokens, head_dim]; cos, sin [tokens, rotary_dim]; style "half" or "interleaved"."""
+    """x [1, heads, tokens, head_dim]; cos, sin [tokens, rotary_dim]; style of the module."""
     return rope_reference(x, cos, sin, style).clone()
 
 

@@ -1,0 +1,108 @@
+"""Cost of one operator at given sizes: bytes moved, floating-point operations, predicted time.
+
+Roofline: the larger of bytes over read bandwidth and operations over the ceiling of the dtype, plus the
+fixed cost of a launch. Sizes of the step come by name ("tokens", "context").
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sitsc.core.plan import Target
+from sitsc.passes.fxutil import arguments, is_op, tensor, weight_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes read and written, operations, and the dtype whose ceiling applies."""
+
+    bytes: int
+    flops: int
+    dtype: str
+
+
+class Sizes:
+    """Evaluates symbolic sizes of a graph for one step."""
+
+    def __init__(self, symbols: Mapping[str, str], values: Mapping[str, int]) -> None:
+        self.values = dict(values)
+        self.known = {symbol: values[name] for symbol, name in symbols.items() if name in values}
+
+    def of(self, size: Any) -> int:
+        """One size as a number."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr if isinstance(size, torch.SymInt) else size
+        return int(expression.subs({s: self.known[str(s)] for s in expression.free_symbols}))
+
+    def elements(self, node: fx.Node) -> int:
+        """Elements of a node's tensor."""
+        return math.prod(self.of(size) for size in tensor(node).shape)
+
+    def nbytes(self, node: Any) -> int:
+        """Bytes of a node's tensor, 0 for anything else."""
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(value, torch.Tensor):
+            return 0
+        spec = weight_of(node)
+        return spec.nbytes if spec else self.elements(node) * value.dtype.itemsize
+
+
+def cost_of(node: fx.Node, sizes: Sizes) -> Cost:
+    """The cost of one call."""
+    if is_op(node, "fused_linear"):
+        return _linear(node, sizes)
+    if is_op(node, "paged_attention"):
+        return _attention(node, sizes)
+    out = sizes.nbytes(node)
+    if is_op(node, "packed_embedding", "embedding"):
+        return Cost(2 * out, 0, "float32")
+    if not isinstance(node.meta.get("val"), torch.Tensor) or _is_view(node):
+        return Cost(0, 0, "float32")
+    return Cost(out + sum(sizes.nbytes(n) for n in node.all_input_nodes), sizes.elements(node), "float32")
+
+
+def _is_view(node: fx.Node) -> bool:
+    return is_op(node, "reshape", "select", "transpose", "unsqueeze", "slice", "split_with_sizes", "expand")
+
+
+def _linear(node: fx.Node, sizes: Sizes) -> Cost:
+    args = arguments(node)
+    spec = weight_of(args["weight"])
+    x = tensor(args["x"])
+    rows = sizes.elements(args["x"]) // sizes.of(x.shape[-1])
+    outputs = args["out_features"] * (2 if args["epilogue"] == "glu" else 1)
+    moved = sum(sizes.nbytes(n) for n in node.all_input_nodes) + sizes.nbytes(node)
+    dtype = spec.dtype if spec else "float32"
+    return Cost(moved, 2 * rows * outputs * sizes.of(x.shape[-1]), dtype)
+
+
+def _attention(node: fx.Node, sizes: Sizes) -> Cost:
+    """Every new token reads the keys and values of its sequence: context + tokens a sequence."""
+    args = arguments(node)
+    q, k, pool = tensor(args["q"]), tensor(args["k"]), tensor(args["kv"])
+    tokens, sequences = sizes.values["tokens"], sizes.values["sequences"]
+    length = sizes.values["context"] + tokens // sequences
+    if args["window"]:
+        length = min(length, args["window"])
+    heads, dim = sizes.of(q.shape[1]), sizes.of(q.shape[2])
+    pairs = tokens * (sizes.values["context"] + (tokens // sequences + 1) / 2)
+    if args["window"]:
+        pairs = min(pairs, tokens * args["window"])
+    kv_bytes = 2 * sequences * length * sizes.of(k.shape[1]) * dim * pool.dtype.itemsize
+    moved = kv_bytes + sum(sizes.nbytes(args[name]) for name in ("q", "k", "v")) + sizes.nbytes(node)
+    return Cost(int(moved), int(4 * pairs * heads * dim), "float32")
+
+
+def predict_us(cost: Cost, target: Target) -> float:
+    """Predicted microseconds of a cost on a target; nothing for views."""
+    if cost.bytes == 0 and cost.flops == 0:
+        return 0.0
+    ceilings = target.ceilings
+    moving = cost.bytes / ceilings["read_bytes_per_s"].value
+    computing = cost.flops / ceilings[f"{cost.dtype}_flops"].value
+    return 1e6 * (max(moving, computing) + ceilings["launch_seconds"].value)

@@ -1,0 +1,70 @@
+"""The content-addressed compile cache: everything generated for one key, verified when reused.
+
+In: a key and a function that generates into a folder. Out: the folder of the entry. Entries appear whole
+(renamed into place), are checked against their checksums when found, and the oldest are dropped.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from sitsc.core import env
+from sitsc.core.artifact import PLAN, hash_file
+from sitsc.core.plan import Plan, read_plan
+
+_SUMS = "checksums.json"
+_MOST_ENTRIES = 64
+
+
+def find(key: str) -> Path | None:
+    """The entry of `key` when it is there and unaltered; a damaged one is removed."""
+    entry = env.cache_dir() / key
+    if not (entry / _SUMS).is_file():
+        return None
+    try:
+        sums = json.loads((entry / _SUMS).read_text())
+        intact = all(hash_file(entry / name).sha256 == value for name, value in sums.items())
+    except (OSError, ValueError):
+        intact = False
+    if not intact:
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+    os.utime(entry)
+    return entry
+
+
+def add(key: str, generate: Callable[[Path], None]) -> Path:
+    """Generate the entry of `key` and return its folder."""
+    root = env.cache_dir()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".partial-") as work:
+        folder = Path(work, "entry")
+        folder.mkdir()
+        generate(folder)
+        names = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+        sums = {str(p.relative_to(folder)): hash_file(p).sha256 for p in names}
+        (folder / _SUMS).write_text(json.dumps(sums))
+        entry = root / key
+        shutil.rmtree(entry, ignore_errors=True)
+        os.replace(folder, entry)
+    _drop_oldest(root)
+    return entry
+
+
+def copy_code(entry: Path, to: Path) -> Plan:
+    """Copy the generated files of an entry into an artifact folder; the plan that belongs to them."""
+    sums = json.loads((entry / _SUMS).read_text())
+    for name in sums:
+        target = to / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(entry / name, target)
+    return read_plan((to / PLAN).read_text())
+
+
+def _drop_oldest(root: Path) -> None:
+    entries = sorted((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    for entry in entries[:-_MOST_ENTRIES]:
+        shutil.rmtree(entry, ignore_errors=True)

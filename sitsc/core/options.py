@@ -1,0 +1,51 @@
+"""What a user may choose when compiling; the fingerprint covers every field by reflection."""
+
+from dataclasses import dataclass, fields
+
+from sitsc.core.canonical import digest
+from sitsc.core.errors import OptionError
+from sitsc.core.records import to_value
+
+DTYPES = ("auto", "float32", "bfloat16")
+WEIGHTS = ("none", "int8")
+KV_DTYPES = ("auto", "float32", "bfloat16")
+_SHORT = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "float": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Options of `sitsc compile`; 0 for a size means "as the model or the planner says"."""
+
+    target: str = "cpu"
+    dtype: str = "auto"
+    weights: str = "none"
+    kv_dtype: str = "auto"
+    max_context: int = 0
+    max_batch: int = 8
+    prefill_chunk_tokens: int = 512
+    kv_tokens: int = 0
+    page_tokens: int = 16
+    pack: bool = True
+    allow_unknown_keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for a value outside its range."""
+        for name, allowed in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
+            value = getattr(self, name)
+            value = _SHORT.get(value, value)
+            object.__setattr__(self, name, value)
+            if value not in allowed:
+                raise OptionError(
+                    f"--{name.replace('_', '-')} {value!r} is unknown",
+                    hint=f"one of {', '.join(allowed)}",
+                )
+        ranges = (("max_context", 0, 1 << 20), ("max_batch", 1, 1024), ("kv_tokens", 0, 1 << 26))
+        ranges += (("prefill_chunk_tokens", 16, 1 << 16), ("page_tokens", 16, 16))
+        for name, low, high in ranges:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise OptionError(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
+
+    def fingerprint(self) -> str:
+        """SHA-256 over every option by its name."""
+        return digest({f.name: to_value(getattr(self, f.name)) for f in fields(self)})

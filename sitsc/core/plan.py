@@ -1,0 +1,320 @@
+"""The plan: everything that will be executed, as a document that people read and programs obey.
+
+Canonical JSON, the same bytes on every machine. `sha256` names the plan; `runs` covers all but the
+predictions: equal `runs` means that the same things are executed. Sizes in bytes, times in microseconds.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sitsc.core.canonical import canonical_json, digest, sha256_hex
+from sitsc.core.errors import PlanError
+from sitsc.core.records import from_value, to_value
+from sitsc.core.weights import WeightSpec
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """One limit of the hardware used for predictions, and where the number comes from."""
+
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the plan runs on."""
+
+    name: str
+    isa: str
+    device_count: int
+    threads: int
+    topology: str
+    memory_bytes: int
+    ceilings: dict[str, Ceiling]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerClass:
+    """Decoder layers that are the same but for their weights."""
+
+    name: str
+    layers: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is compiled: dimensions and every weight buffer with its shape, dtype and sources."""
+
+    architecture: str
+    model_type: str
+    dimensions: dict[str, int]
+    layer_classes: tuple[LayerClass, ...]
+    parameters: tuple[WeightSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The vocabulary, and where generation ends."""
+
+    vocab_size: int
+    logits_width: int
+    bos_token_id: int | None
+    add_bos: bool
+    eos_token_ids: tuple[int, ...]
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A partition that was considered: its prediction, or the constraint that it fails."""
+
+    tp: int
+    pp: int
+    ep: int
+    dp: int
+    feasible: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The partition and granularity chosen, and what was not chosen."""
+
+    tp: int
+    pp: int
+    ep: int
+    dp: int
+    micro_batch: int
+    chunk_tokens: int
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a launch: an arena buffer, a KV pool or a scalar.
+
+    `shape` holds sizes, or the names of sizes of the step ("tokens", "sequences+1").
+    """
+
+    name: str
+    source: str
+    buffer: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One thing the executor calls: a package, a kernel of ours, or a library call."""
+
+    kind: str
+    kernel: str
+    template: str
+    tile: dict[str, int]
+    grid: tuple[int, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    stream: int
+    dependent: bool
+    bytes: int
+    flops: int
+    predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel class inside the launches of a regime, for people and for cost accounting."""
+
+    name: str
+    op: str
+    by: str
+    layer_class: str
+    count: int
+    bytes: int
+    flops: int
+    predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What is launched for steps of up to these sizes."""
+
+    name: str
+    kind: str
+    sizes: dict[str, int]
+    launches: tuple[Launch, ...]
+    kernels: tuple[KernelRow, ...]
+    predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A compiled package: its file in the artifact, and which weight each of its constants is."""
+
+    name: str
+    file: str
+    constants: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which program a rank runs."""
+
+    rank: int
+    program: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share one KV pool and layout; `window` 0 keeps every token."""
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    page_bytes: int
+    window: int
+    dtype: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaBuffer:
+    """One planned buffer: lives from step `first` to step `last`, both included."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Where a class of data lives and how it gets there."""
+
+    data: str
+    place: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device, to the byte; `package_bytes` bounds what a package allocates itself."""
+
+    weights_bytes: int
+    arena_bytes: int
+    arena: tuple[ArenaBuffer, ...]
+    kv_pages: int
+    kv_bytes: int
+    package_bytes: int
+    graph_bytes: int
+    slack_bytes: int
+    total_bytes: int
+    tiers: tuple[Tier, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Sizes that the scheduler obeys."""
+
+    decode_buckets: tuple[int, ...]
+    prefill_buckets: tuple[int, ...]
+    max_batch: int
+    max_step_tokens: int
+    prefill_chunk_tokens: int
+    num_streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """In what precision, and which passes change results."""
+
+    dtype: str
+    weights: str
+    kv_dtype: str
+    accumulate: str
+    batch_invariant: bool
+    changing_passes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted figure and its relative error bar."""
+
+    value: float
+    unit: str
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the module."""
+
+    schema: int
+    model: Model
+    tokens: Tokens
+    target: Target
+    parallel: Parallel
+    regimes: tuple[Regime, ...]
+    packages: tuple[Package, ...]
+    ranks: tuple[Rank, ...]
+    kv: tuple[KvGroup, ...]
+    memory: Memory
+    schedule: Schedule
+    numerics: Numerics
+    predictions: dict[str, Prediction]
+
+    def text(self) -> str:
+        """The canonical text."""
+        return canonical_json(to_value(self))
+
+    def sha256(self) -> str:
+        """The name of the plan."""
+        return sha256_hex(self.text().encode())
+
+    def runs(self) -> str:
+        """The digest of all that is executed: equal when the same things run."""
+        return digest(_without_predictions(to_value(self)))
+
+
+def _without_predictions(value: Any) -> Any:
+    if isinstance(value, dict):
+        dropped = ("predictions", "predicted_us", "ceilings")
+        return {k: _without_predictions(v) for k, v in value.items() if k not in dropped}
+    if isinstance(value, list):
+        return [_without_predictions(item) for item in value]
+    return value
+
+
+def read_plan(text: str, where: str = "plan.json") -> Plan:
+    """The plan of a text. Raises PlanError for a newer schema, unknown keys or a malformed text."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PlanError(f"not JSON: {error}", where=where, hint="the file is damaged") from None
+    if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
+        raise PlanError("no plan in this file", where=where)
+    if value["schema"] != SCHEMA:
+        raise PlanError(
+            f"plan schema {value['schema']}, this version reads {SCHEMA}",
+            where=where,
+            hint="compile again, or use the version that wrote it",
+        )
+    return from_value(Plan, value, "plan")
+
+
+def section_names() -> tuple[str, ...]:
+    """The top-level sections of a plan."""
+    return tuple(f.name for f in fields(Plan))

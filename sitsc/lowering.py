@@ -1,0 +1,147 @@
+"""From a configuration to a plan: choosing dtypes, tracing, running the passes, planning.
+
+What `pipeline.plan_checkpoint` calls; imports transformers and the passes, so it is imported late.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from sitsc.codegen import cpu
+from sitsc.core.errors import OptionError
+from sitsc.core.hardware import TargetData
+from sitsc.core.options import CompileOptions
+from sitsc.core.plan import Numerics, Plan, Tokens
+from sitsc.core.weights import DTYPES
+from sitsc.frontend.checkpoint import Checkpoint
+from sitsc.frontend.shrink import tiny_config
+from sitsc.frontend.trace import trace
+from sitsc.passes import CPU, CPU_INT8
+from sitsc.passes.base import Pass, PassContext
+from sitsc.passes.fxutil import arguments, is_op, tensor
+from sitsc.passes.planner import ModelFacts, Workspace, weights_of
+from sitsc.passes.planner import make_plan as plan_graph
+from sitsc.passes.runner import run_passes
+
+__all__ = ["check_passes", "make_plan", "model_facts", "resolve_dtypes", "run", "trace"]
+
+_DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """The dtypes that "auto" came to."""
+
+    compute: str
+    kv: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype to trace in."""
+        return DTYPES[self.compute]
+
+
+def resolve_dtypes(config: dict[str, Any], options: CompileOptions) -> Dtypes:
+    """Auto means float32 for a float32 checkpoint, else bfloat16; the KV cache follows."""
+    stored = config.get("dtype", config.get("torch_dtype"))
+    automatic = "float32" if stored == "float32" else "bfloat16"
+    compute = automatic if options.dtype == "auto" else options.dtype
+    return Dtypes(compute, compute if options.kv_dtype == "auto" else options.kv_dtype)
+
+
+def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
+    """Dimensions, vocabulary and limits. Raises OptionError for a context the model lacks."""
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    longest = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+    if options.max_context > longest:
+        raise OptionError(
+            f"--max-context {options.max_context} is beyond the model's {longest} positions"
+        )
+    width = int(config["vocab_size"])
+    tokens = Tokens(
+        vocab_size=min(width, _vocabulary(tokenizer.tokenizer_json) or width),
+        logits_width=width,
+        bos_token_id=tokenizer.bos_token_id,
+        add_bos=tokenizer.add_bos,
+        eos_token_ids=tuple(tokenizer.eos_token_ids),
+        max_context=options.max_context or min(longest, _DEFAULT_CONTEXT),
+    )
+    sizes = {k: v for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool)}
+    names = config.get("architectures") or [config.get("model_type", "")]
+    return ModelFacts(str(names[0]), str(config.get("model_type")), sizes, tokens)
+
+
+def _vocabulary(tokenizer_json: bytes | None) -> int:
+    """One more than the largest token id of a tokenizer; 0 without one."""
+    if tokenizer_json is None:
+        return 0
+    value = json.loads(tokenizer_json)
+    vocab = value.get("model", {}).get("vocab", {})
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+    ids += [token["id"] for token in value.get("added_tokens", [])]
+    return max(ids, default=-1) + 1
+
+
+def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
+    """The passes of the target and the weight format asked for."""
+    return CPU_INT8 if options.weights == "int8" else CPU
+
+
+def _context(dtypes: Dtypes, options: CompileOptions) -> PassContext:
+    return PassContext(
+        dtypes.compute, options.weights, dtypes.kv, options.page_tokens, options.target
+    )
+
+
+def run(
+    module: fx.GraphModule, dtypes: Dtypes, options: CompileOptions, dump: Path | None
+) -> Numerics:
+    """Run the passes of the target in place, and say what that means for precision."""
+    passes = pass_tuple(options)
+    run_passes(module, passes, _context(dtypes, options), dump=dump)
+    return Numerics(
+        dtype=dtypes.compute,
+        weights=options.weights,
+        kv_dtype=dtypes.kv,
+        accumulate="float32",
+        batch_invariant=False,
+        changing_passes=tuple(p.name for p in passes if not p.preserves_numerics),
+    )
+
+
+def check_passes(config: dict[str, Any], dtypes: Dtypes, options: CompileOptions) -> None:
+    """Execute a small model of the same shape before and after every pass. Raises NumericsError."""
+    module = trace(tiny_config(config), dtypes.torch_dtype)
+    run_passes(module, pass_tuple(options), _context(dtypes, options), check=True)
+
+
+def make_plan(
+    graph: fx.Graph,
+    facts: ModelFacts,
+    options: CompileOptions,
+    numerics: Numerics,
+    data: TargetData,
+) -> Plan:
+    """The plan of the final graph."""
+    constants = {cpu.weight_key(spec.name): spec.name for spec in weights_of(graph)}
+    workspace = Workspace(_workspace(graph, facts, options), constants)
+    return plan_graph(graph, facts, options, numerics, data, workspace)
+
+
+def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> int:
+    """Scratch of the kernels at the largest step."""
+    linears = [arguments(n) for n in graph.nodes if is_op(n, "fused_linear")]
+    attentions = [arguments(n) for n in graph.nodes if is_op(n, "paged_attention")]
+    return cpu.workspace_bytes(
+        tokens=min(options.prefill_chunk_tokens, facts.tokens.max_context) + options.max_batch,
+        max_k=max((int(tensor(a["x"]).shape[-1]) for a in linears), default=64),
+        max_n=max((int(a["out_features"]) for a in linears), default=64),
+        seqs=options.max_batch,
+        q_heads=max((int(tensor(a["q"]).shape[1]) for a in attentions), default=1),
+        head_dim=max((int(tensor(a["q"]).shape[2]) for a in attentions), default=64),
+        max_context=facts.tokens.max_context,
+    )

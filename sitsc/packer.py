@@ -1,0 +1,70 @@
+"""Packing a checkpoint into an artifact: the one step that reads weights.
+
+Also where a redundant copy of a tied weight is compared with the tensor that it copies.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from sitsc.core import artifact as files
+from sitsc.core.artifact import ArtifactWriter
+from sitsc.core.canonical import canonical_json
+from sitsc.core.errors import CheckpointError
+from sitsc.core.options import CompileOptions
+from sitsc.core.packing import write_weights
+from sitsc.core.plan import Plan
+from sitsc.core.records import to_value
+from sitsc.frontend.checkpoint import Checkpoint
+from sitsc.frontend.config_lint import lint_tensors
+
+_PACK_BELOW_BYTES = 2 << 30
+_ROWS = 4096
+
+
+def wanted(checkpoint: Checkpoint, plan: Plan, options: CompileOptions) -> bool:
+    """Whether weights lie inside: asked for, quantised, from GGUF, or under 2 GiB."""
+    if not checkpoint.has_weights:
+        return False
+    quantised = options.weights != "none" or checkpoint.format == "gguf"
+    return quantised or (options.pack and plan.memory.weights_bytes < _PACK_BELOW_BYTES)
+
+
+def pack(
+    checkpoint: Checkpoint, plan: Plan, writer: ArtifactWriter, progress: Callable[[float], None]
+) -> None:
+    """Stream every planned buffer into the artifact. Raises CheckpointError."""
+    _check_duplicates(checkpoint)
+    specs = plan.model.parameters
+    whole, done = max(1, sum(spec.nbytes for spec in specs)), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done / whole)
+
+    def read(name: str, start: int, stop: int) -> torch.Tensor:
+        return checkpoint.read(name, (start, stop))
+
+    with files.disk_errors(writer.out):
+        try:
+            index = write_weights(specs, read, writer.path(files.WEIGHTS), advance)
+        except ValueError as error:
+            raise CheckpointError(
+                f"a weight cannot be stored: {error}", hint="compile without --weights int8"
+            ) from error
+        writer.path(files.WEIGHTS_INDEX).write_text(canonical_json(to_value(index)))
+
+
+def _check_duplicates(checkpoint: Checkpoint) -> None:
+    """A tied weight that the file holds twice must be the same both times."""
+    found = lint_tensors(checkpoint.config, checkpoint.tensors)
+    for copy, original in found.duplicates.items():
+        rows = checkpoint.tensors[copy].shape[0]
+        for start in range(0, rows, _ROWS):
+            part = (start, min(rows, start + _ROWS))
+            if not torch.equal(checkpoint.read(copy, part), checkpoint.read(original, part)):
+                raise CheckpointError(
+                    f"the config ties {copy} to {original}, but the file holds two different ones",
+                    hint="set tie_word_embeddings to false if the head is its own",
+                )

@@ -1,0 +1,168 @@
+"""The pipeline on one page: checkpoint → graph → passes → plan → code → artifact.
+
+The order in this file is the order that runs. Weights are read only in the last step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from sitsc import build_cache, build_info
+from sitsc.core import artifact as files
+from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
+from sitsc.core.canonical import canonical_json, digest
+from sitsc.core.hardware import load_target
+from sitsc.core.options import CompileOptions
+from sitsc.core.plan import Numerics, Plan
+from sitsc.core.records import to_value
+from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
+from sitsc.frontend.config_lint import lint_config, lint_tensors
+
+Progress = Callable[[str, float], None]
+"""Called with a phase ("trace", "passes", "codegen", "pack") and its share done, 0 to 1."""
+
+
+def _silent(phase: str, share: float) -> None:
+    del phase, share
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan of a model, its final graph, and the source it came from."""
+
+    plan: Plan
+    graph: fx.Graph
+    checkpoint: Checkpoint
+
+
+def compile_model(
+    model: str | Path,
+    out: str | Path,
+    options: CompileOptions,
+    progress: Progress = _silent,
+    *,
+    check: bool = False,
+    dump: Path | None = None,
+) -> Artifact:
+    """Compile `model` into the artifact folder `out`. Raises SitscError; leaves nothing half done."""
+    with ArtifactWriter(Path(out)) as writer:
+        checkpoint = inspect(model, options)
+        key = _key(checkpoint, options)
+        entry = None if check or dump else build_cache.find(key)
+        if entry is None:
+            planned = plan_checkpoint(checkpoint, options, progress, check=check, dump=dump)
+            entry = build_cache.add(key, lambda folder: _generate(planned, folder, progress))
+        plan = build_cache.copy_code(entry, writer.root)
+        packed = _write_weights(checkpoint, plan, options, writer, progress)
+        write_tokenizer(checkpoint, writer)
+        return writer.finish(plan, _manifest(checkpoint, plan, packed))
+
+
+def inspect(model: str | Path, options: CompileOptions) -> Checkpoint:
+    """Open the checkpoint by its headers and refuse what the compiler does not understand."""
+    checkpoint = open_checkpoint(model)
+    lint_config(checkpoint.config, frozenset(options.allow_unknown_keys))
+    if checkpoint.has_weights:
+        lint_tensors(checkpoint.config, checkpoint.tensors)
+    return checkpoint
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint,
+    options: CompileOptions,
+    progress: Progress = _silent,
+    *,
+    check: bool = False,
+    dump: Path | None = None,
+) -> Planned:
+    """Trace, run the passes and plan; reads no weight and writes nothing but dumps."""
+    from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
+
+    data = load_target(options.target)
+    facts = lowering.model_facts(checkpoint, options)
+    dtypes = lowering.resolve_dtypes(checkpoint.config, options)
+    if check:
+        lowering.check_passes(checkpoint.config, dtypes, options)
+    progress("trace", 0.0)
+    module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
+    progress("passes", 0.0)
+    numerics = lowering.run(module, dtypes, options, dump)
+    plan = lowering.make_plan(module.graph, facts, options, numerics, data)
+    progress("passes", 1.0)
+    return Planned(plan, module.graph, checkpoint)
+
+
+def _generate(planned: Planned, folder: Path, progress: Progress) -> None:
+    """Write the plan and all code of the artifact into `folder`."""
+    from sitsc.codegen import cpu  # noqa: PLC0415  (only a build without a cache needs it)
+
+    progress("codegen", 0.0)
+    cpu.generate(planned.graph, folder, lambda share: progress("codegen", share))
+    (folder / files.PLAN).write_text(planned.plan.text())
+
+
+def _write_weights(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    options: CompileOptions,
+    writer: ArtifactWriter,
+    progress: Progress,
+) -> bool:
+    """Pack the weights into the artifact when asked for and there are any; whether it did."""
+    from sitsc import packer  # noqa: PLC0415
+
+    if not packer.wanted(checkpoint, plan, options):
+        return False
+    packer.pack(checkpoint, plan, writer, lambda share: progress("pack", share))
+    return True
+
+
+def write_tokenizer(checkpoint: Checkpoint, writer: ArtifactWriter) -> None:
+    """Copy tokenizer, chat template and special tokens into the artifact."""
+    tokenizer = checkpoint.tokenizer
+    with files.disk_errors(writer.out):
+        if tokenizer.tokenizer_json is not None:
+            writer.path(files.TOKENIZER).write_bytes(tokenizer.tokenizer_json)
+        if tokenizer.chat_template is not None:
+            writer.path(files.CHAT_TEMPLATE).write_text(tokenizer.chat_template)
+        special = canonical_json(dict(tokenizer.special_tokens))
+        writer.path(files.SPECIAL).write_text(special)
+
+
+def _manifest(checkpoint: Checkpoint, plan: Plan, packed: bool) -> Manifest:
+    return Manifest(
+        schema=files.SCHEMA,
+        target=plan.target.name,
+        plan=plan.sha256(),
+        runs=plan.runs(),
+        built_with=build_info.versions(),
+        packed=packed,
+        checkpoint_hint="" if packed else str(checkpoint.root.resolve()),
+        files={},
+    )
+
+
+def _key(checkpoint: Checkpoint, options: CompileOptions) -> str:
+    """What the code of an artifact depends on: options, configuration, headers, tools, ourselves."""
+    tokenizer: Any = checkpoint.tokenizer
+    headers = {name: [i.dtype, list(i.shape)] for name, i in checkpoint.tensors.items()}
+    return digest(
+        {
+            "options": options.fingerprint(),
+            "config": digest(_plain(checkpoint.config)),
+            "generation": digest(_plain(checkpoint.generation_config)),
+            "headers": digest(headers),
+            "tokens": [tokenizer.bos_token_id, tokenizer.add_bos, list(tokenizer.eos_token_ids)],
+            "tokenizer": build_info.bytes_digest(tokenizer.tokenizer_json or b""),
+            "tools": build_info.versions(),
+            "source": build_info.source_digest(),
+        }
+    )
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as canonical values: infinities and the like as text."""
+    return {key: repr(to_value(item)) for key, item in value.items()}
