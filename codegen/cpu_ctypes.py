@@ -46,6 +46,7 @@ class CpuKernels:
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
+        self._structs: dict[str, type[ctypes.Structure]] = {}
         self.library.sitsc_cpu_error.restype = ctypes.c_char_p
         self.library.sitsc_cpu_isa.restype = ctypes.c_char_p
         self.library.sitsc_cpu_workspace_bytes.restype = ctypes.c_int64
@@ -57,11 +58,20 @@ class CpuKernels:
         self.attention = self._kernel("attention", ATTENTION)
 
     def _kernel(self, name: str, fields: str) -> Callable[..., int]:
-        struct = _struct(name, fields)
-        function = getattr(self.library, f"sitsc_cpu_{name}")
+        self._structs[name] = _struct(name, fields)
 
         def call(**values: Any) -> int:
-            return function(ctypes.byref(struct(**{k: _plain(v) for k, v in values.items()})))
+            return self.bind(name, **values)()
+
+        return call
+
+    def bind(self, name: str, **values: Any) -> Callable[[], int]:
+        """The call of kernel `name` with its struct filled in once; keeps the tensors alive."""
+        struct = self._structs[name](**{key: _plain(value) for key, value in values.items()})
+        function, pointer = getattr(self.library, f"sitsc_cpu_{name}"), ctypes.byref(struct)
+
+        def call(_keep: Any = (struct, values)) -> int:
+            return function(pointer)
 
         return call
 

@@ -67,9 +67,8 @@ class KernelSpec:
     chunk_tokens: int = 64  # keys of one softmax part
     query_rows: int = 48  # query rows of one attention unit
     split_tokens: int = 8  # up to this many new tokens, chunks of keys are shared among threads
-    few_tokens: int = 4  # up to this many, every thread prepares the rows for itself
+    few_tokens: int = 4  # up to this many, each thread prepares all rows, weights are one stream
     private_bytes: int = 65536  # stack for that
-    prefetch_bytes: int = 1024
     serial_bytes: int = 65536  # weight bytes * tokens below which one thread does it all
     serial_elements: int = 16384  # the same for row kernels, elements
     serial_attention: int = 65536  # the same for attention, multiplications
