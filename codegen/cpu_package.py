@@ -1,8 +1,8 @@
 """The AOTInductor package of the CPU target: the final graph in, one .pt2 file out.
 
-The package holds code and no weights: every weight is a constant that the runtime points at its own
-memory. Operators of ours with a kernel are called through C shims; the rest is compiled by Inductor for
-a fixed instruction set, so that a package runs on machines other than the one that built it.
+The package holds code and no weights: every weight is a constant that the runtime points at its
+own memory. Operators of ours with a kernel are called through C shims; the rest is compiled by
+Inductor for a fixed instruction set, so that a package runs on machines other than its builder.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def _target(node: fx.Node) -> Any:
 
 
 def cpu_module(graph: fx.Graph) -> fx.GraphModule:
-    """The graph as a module on the CPU: weights are buffers that are never touched, so cost no memory."""
+    """The graph as a module on the CPU; its weights are buffers that are never touched."""
     root, new = nn.Module(), fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

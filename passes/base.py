@@ -1,6 +1,6 @@
 """What a pass is: a frozen dataclass with a name that rewrites a graph in place.
 
-`preserves_numerics` False marks passes that change results (quantisation); they run only when asked for.
+`preserves_numerics` False marks passes that change results (quantisation): only on demand.
 """
 
 from dataclasses import dataclass

@@ -4,20 +4,18 @@ In: the traced graph. Out: the same function without no-op casts, copies, dropou
 multiplications by one; views as reshapes, reciprocal(sqrt) as rsqrt, x·sigmoid(x) as silu.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalSubscript=false
-# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportOperatorIssue=false
-# pyright: reportCallIssue=false, reportReturnType=false  (arguments of fx nodes are of any kind)
-
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import fx
+from torch import Tensor, fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import aten, call, is_op, replace, tensor
+from sitsc.passes.fxutil import Node, arguments, aten, call, is_op, replace, tensor
 
-_COPIES = ("contiguous", "alias", "clone", "lift_fresh", "detach", "dropout", "native_dropout")
+_CASTS = ("to", "_to_copy", "type_as")
+_COPIES = ("contiguous", "alias", "clone", "lift_fresh", "detach")
+_VIEWS = ("view", "_unsafe_view")
+_NO_END = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,48 +32,46 @@ class Canonicalise:
                 continue
             if _is_noop(node):
                 replace(node, node.args[0])
-            elif node.target in (aten.view.default, aten._unsafe_view.default):
-                node.target = aten.reshape.default
             else:
                 _respell(graph, node)
 
 
-def _is_noop(node: fx.Node) -> bool:
-    if not node.args or not isinstance(node.args[0], fx.Node):
+def _is_noop(node: Node) -> bool:
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not isinstance(source.meta.get("val"), Tensor):
         return False
-    new, old = node.meta.get("val"), node.args[0].meta.get("val")
-    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+    if not isinstance(node.meta.get("val"), Tensor):
         return False
-    same = new.dtype == old.dtype and new.device == old.device
-    if is_op(node, "to", "_to_copy", "type_as", *_COPIES):
-        return same and new.shape == old.shape
+    new, old = tensor(node), tensor(source)
+    if (new.dtype, new.device, new.shape) != (old.dtype, old.device, old.shape):
+        return False
     if is_op(node, "mul", "div"):
-        factor = node.args[1]
-        return not isinstance(factor, fx.Node) and factor == 1 and same
-    if is_op(node, "slice"):
-        return _is_full_slice(node)
-    return False
+        return len(node.args) == 2 and not isinstance(node.args[1], fx.Node) and node.args[1] == 1
+    if is_op(node, "dropout"):
+        return not arguments(node)["train"]
+    return is_op(node, *_CASTS, *_COPIES) or (is_op(node, "slice") and _is_full_slice(node))
 
 
-def _is_full_slice(node: fx.Node) -> bool:
-    source, dim, start, stop, step = (
-        (*node.args, 0, None, None, 1)[:5]
-        if len(node.args) == 1
-        else (
-            *node.args,
-            *(None, None, 1)[len(node.args) - 2 :],
-        )
-    )
-    if start not in (0, None) or step != 1:
-        return False
-    if stop is None or (isinstance(stop, int) and stop >= 2**62):
+def _is_full_slice(node: Node) -> bool:
+    """Whether a slice takes everything; its shape is known to be that of its source."""
+    args = arguments(node)
+    end = args["end"]
+    return args["start"] in (0, None) and args["step"] == 1 and _past(end, node, args["dim"])
+
+
+def _past(end: object, node: Node, dim: int) -> bool:
+    if end is None:
         return True
-    size = tensor(source).shape[dim]
-    return isinstance(size, int) and isinstance(stop, int) and stop >= size
+    size = tensor(node).shape[dim]
+    return isinstance(end, int) and (end >= _NO_END or (isinstance(size, int) and end >= size))
 
 
-def _respell(graph: fx.Graph, node: fx.Node) -> None:
-    if is_op(node, "reciprocal") and is_op(node.args[0], "sqrt"):
+def _respell(graph: fx.Graph, node: Node) -> None:
+    if is_op(node, *_VIEWS):
+        args = (node.args[0], list(node.args[1]))
+        with graph.inserting_before(node):
+            replace(node, call(graph, aten.reshape.default, args, node))
+    elif is_op(node, "reciprocal") and is_op(node.args[0], "sqrt"):
         with graph.inserting_before(node):
             replace(node, call(graph, aten.rsqrt.default, (node.args[0].args[0],), node))
     elif is_op(node, "mul"):

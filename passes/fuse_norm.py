@@ -6,12 +6,12 @@ from typing import ClassVar
 from torch import fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import arguments, is_op, set_arguments
+from sitsc.passes.fxutil import Node, arguments, calls, is_op, set_arguments
 
 
 @dataclass(frozen=True, slots=True)
 class FuseNorm:
-    """See the module; a norm read by several layers is repeated in each, which costs no memory traffic."""
+    """See the module; a norm that several layers read is computed again in each of them."""
 
     name: ClassVar[str] = "fuse_norm"
     preserves_numerics: ClassVar[bool] = True
@@ -19,9 +19,7 @@ class FuseNorm:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if not is_op(node, "rms_norm"):
-                continue
+        for node in calls(graph, "rms_norm"):
             readers = list(node.users)
             if len(readers) <= self.most_readers and all(_takes(r, node) for r in readers):
                 norm = arguments(node)
@@ -36,7 +34,7 @@ class FuseNorm:
                     )
 
 
-def _takes(reader: fx.Node, norm: fx.Node) -> bool:
+def _takes(reader: Node, norm: Node) -> bool:
     if not is_op(reader, "fused_linear"):
         return False
     args = arguments(reader)

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from sitsc.core.weights import dtype_name
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import arguments, call, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import Node, arguments, call, calls, is_op, ops, replace, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +18,22 @@ class FuseResidual:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if is_op(node, "add") and len(node.args) == 2 and node.kwargs.get("alpha", 1) == 1:
-                for linear, residual in (node.args, node.args[::-1]):
-                    if self._fits(node, linear, residual):
-                        self._fuse(graph, node, linear, residual)  # pyright: ignore
-                        break
+        for node in calls(graph, "add"):
+            for linear, residual in (node.args[:2], node.args[1::-1]):
+                if arguments(node).get("alpha", 1) == 1 and self._fits(linear, residual):
+                    self._fuse(graph, node, linear, residual)
+                    break
 
-    def _fits(self, node: fx.Node, linear: object, residual: object) -> bool:
-        if not isinstance(linear, fx.Node) or not isinstance(residual, fx.Node):
+    def _fits(self, linear: Node, residual: Node) -> bool:
+        if not isinstance(residual, fx.Node) or not is_op(linear, "fused_linear"):
             return False
-        if not is_op(linear, "fused_linear") or len(linear.users) != 1 or linear is residual:
+        if len(linear.users) != 1 or linear is residual:
             return False
-        args = arguments(linear)
-        same = dtype_name(tensor(node).dtype) == args["out_dtype"]
-        shapes = tensor(residual).shape == tensor(linear).shape
-        return args["epilogue"] == "none" and same and shapes
+        one, two = tensor(linear), tensor(residual)
+        same = one.dtype == two.dtype and one.shape == two.shape
+        return arguments(linear)["epilogue"] == "none" and same
 
-    def _fuse(self, graph: fx.Graph, node: fx.Node, linear: fx.Node, residual: fx.Node) -> None:
+    def _fuse(self, graph: fx.Graph, node: Node, linear: Node, residual: Node) -> None:
         args = arguments(linear) | {"residual": residual, "epilogue": "residual"}
         with graph.inserting_before(node):
             values = tuple(args.values())

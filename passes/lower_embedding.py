@@ -10,7 +10,7 @@ from torch import fx
 
 from sitsc.core.weights import dtype_name
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import arguments, call, is_op, ops, replace, tensor, weight_of
+from sitsc.passes.fxutil import arguments, call, calls, ops, replace, tensor, weight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class LowerEmbedding:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if is_op(node, "embedding") and (spec := weight_of(node.args[0])) is not None:
+        for node in calls(graph, "embedding"):
+            if (spec := weight_of(node.args[0])) is not None:
                 old = arguments(node)
                 rows, hidden = spec.shape
                 dtype = dtype_name(tensor(node).dtype)

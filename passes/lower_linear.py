@@ -1,4 +1,4 @@
-"""Lower linear: every aten.linear with a weight of the checkpoint becomes a bare sitsc::fused_linear.
+"""Lower linear: every aten.linear with a weight placeholder becomes a bare sitsc::fused_linear.
 
 A cast of its only user to float32 (logits) is taken into the linear layer.
 """
@@ -12,8 +12,10 @@ from torch import fx
 from sitsc.core.weights import dtype_name
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import (
+    Node,
     arguments,
     call,
+    calls,
     is_op,
     ops,
     replace,
@@ -52,14 +54,14 @@ class LowerLinear:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in list(graph.nodes):
-            if is_op(node, "linear") and weight_of(node.args[1]) is not None:
+        for node in calls(graph, "linear"):
+            if _is_weight(node.args[1]):
                 self._lower(graph, node)
-        for node in list(graph.nodes):
-            if is_op(node, "_to_copy", "to") and is_op(node.args[0], "fused_linear"):
+        for node in calls(graph, "_to_copy", "to"):
+            if is_op(node.args[0], "fused_linear"):
                 _absorb_cast(node)
 
-    def _lower(self, graph: fx.Graph, node: fx.Node) -> None:
+    def _lower(self, graph: fx.Graph, node: Node) -> None:
         old = arguments(node)
         given = {
             "x": old["input"],
@@ -73,9 +75,14 @@ class LowerLinear:
             replace(node, call(graph, ops.fused_linear.default, args, node))
 
 
-def _absorb_cast(cast: fx.Node) -> None:
+def _is_weight(node: Node) -> bool:
+    spec = weight_of(node)
+    return spec is not None and spec.role == "weight" and len(spec.shape) == 2
+
+
+def _absorb_cast(cast: Node) -> None:
     """linear -> float32 as one operator, when nothing else reads the narrower result."""
-    linear: Any = cast.args[0]
+    linear = cast.args[0]
     if tensor(cast).dtype != torch.float32 or len(linear.users) != 1:
         return
     set_arguments(linear, out_dtype="float32")

@@ -1,12 +1,8 @@
 """Match rotary embedding: x·cos + rotate(x)·sin to one sitsc::rope.
 
-Recognises the rotate-half form, the interleaved form (stack of pairs, flattened), and a rotated prefix
-concatenated with the rest. cos and sin become [tokens, rotary_dim].
+Recognises the rotate-half form, the interleaved form (stack of pairs, flattened), and a rotated
+prefix concatenated with the rest. cos and sin become [tokens, rotary_dim].
 """
-
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalSubscript=false
-# pyright: reportIndexIssue=false, reportOptionalOperand=false, reportOperatorIssue=false
-# pyright: reportCallIssue=false, reportReturnType=false  (arguments of fx nodes are of any kind)
 
 import operator
 from dataclasses import dataclass
@@ -15,7 +11,7 @@ from typing import ClassVar
 from torch import fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import aten, call, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import Node, arguments, aten, call, calls, is_op, ops, replace, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +24,12 @@ class MatchRope:
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
         tables: dict[fx.Node, fx.Node] = {}
-        for node in list(graph.nodes):
+        for node in calls(graph, "add"):
             if found := _match(node):
                 self._rewrite(graph, found, tables)
 
     def _rewrite(self, graph: fx.Graph, found: "_Rope", tables: dict[fx.Node, fx.Node]) -> None:
-        x, out = found.x, found.out
-        prefix = _prefix(found)
-        if prefix is not None:
-            x, out = prefix
+        x, out = _prefix(found) or (found.x, found.out)
         cos, sin = (_flat_table(graph, table, tables) for table in (found.cos, found.sin))
         with graph.inserting_before(out):
             replace(out, call(graph, ops.rope.default, (x, cos, sin, found.style), out))
@@ -44,64 +37,92 @@ class MatchRope:
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    x: fx.Node
-    cos: fx.Node
-    sin: fx.Node
+    x: Node
+    cos: Node
+    sin: Node
     style: str
-    out: fx.Node
+    out: Node
 
 
-def half(node: object) -> tuple[fx.Node, int, str] | None:
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Elements start, start + step, … (before stop) of the last dimension of `source`."""
+
+    source: Node
+    start: int
+    stop: int
+    step: int
+
+
+def _last(node: Node) -> int:
+    return tensor(node).dim() - 1
+
+
+def last_slice(node: Node) -> _Range | None:
+    """What a slice or a part of a split takes, when it takes from the last dimension."""
+    if _is_part(node):
+        parts, index = node.args
+        sizes = [part.shape[-1] for part in parts.meta["val"]]
+        found = _Range(parts.args[0], sum(sizes[:index]), sum(sizes[: index + 1]), 1)
+        return (
+            found if arguments(parts)["dim"] % tensor(found.source).dim() == _last(node) else None
+        )
+    return _sliced(node) if is_op(node, "slice") else None
+
+
+def _is_part(node: Node) -> bool:
+    split = ("split", "chunk", "split_with_sizes")
+    called = isinstance(node, fx.Node) and node.target is operator.getitem
+    return called and is_op(node.args[0], *split)
+
+
+def _sliced(node: Node) -> _Range | None:
+    args, source = arguments(node), node.args[0]
+    whole = tensor(source).shape[-1]
+    if args["dim"] % tensor(source).dim() != _last(source):
+        return None
+    start, stop, _ = slice(args["start"], args["end"], args["step"]).indices(whole)
+    return _Range(source, start, stop, args["step"])
+
+
+def half(node: Node) -> tuple[Node, int, str] | None:
     """(source, 0 or 1, style) when a node is the low or high half, or the even or odd elements."""
-    if not isinstance(node, fx.Node):
+    part = last_slice(node)
+    if part is None:
         return None
-    if is_op(node, "slice"):
-        return _sliced(node)
-    if node.target is operator.getitem and is_op(
-        node.args[0], "split", "chunk", "split_with_sizes"
-    ):
-        source = node.args[0].args[0]
-        size, whole = tensor(node).shape[-1], tensor(source).shape[-1]
-        return (source, node.args[1], "half") if size * 2 == whole else None
+    whole = tensor(part.source).shape[-1]
+    if whole % 2:
+        return None
+    taken = (part.start, part.stop, part.step)
+    for index in (0, 1):
+        if taken == (index * whole // 2, (index + 1) * whole // 2, 1):
+            return part.source, index, "half"
+        if taken == (index, whole, 2):
+            return part.source, index, "interleaved"
     return None
 
 
-def _sliced(node: fx.Node) -> tuple[fx.Node, int, str] | None:
-    source = node.args[0]
-    size = tensor(source).shape[-1]
-    dim = node.args[1] if len(node.args) > 1 else 0
-    start = node.args[2] if len(node.args) > 2 and node.args[2] is not None else 0
-    stop = node.args[3] if len(node.args) > 3 and node.args[3] is not None else size
-    step = node.args[4] if len(node.args) > 4 else 1
-    if dim % tensor(source).dim() != tensor(source).dim() - 1 or size % 2:
-        return None
-    if step == 2 and start in (0, 1) and stop >= size:
-        return source, start, "interleaved"
-    if start == 0 and stop == size // 2:
-        return source, 0, "half"
-    if start == size // 2 and stop >= size:
-        return source, 1, "half"
-    return None
-
-
-def _rotated(node: object) -> tuple[fx.Node, str] | None:
+def _rotated(node: Node) -> tuple[Node, str] | None:
     """(source, style) when a node is (-x2, x1) of a source, in either style."""
     if is_op(node, "cat"):
-        parts, style = node.args[0], "half"
-    elif is_op(node, "reshape", "view", "flatten") and is_op(node.args[0], "stack"):
-        parts, style = node.args[0].args[0], "interleaved"
+        joined, style = node, "half"
+    elif is_op(node, "reshape", "flatten") and is_op(node.args[0], "stack"):
+        joined, style = node.args[0], "interleaved"
     else:
         return None
-    if len(parts) != 2 or not is_op(parts[0], "neg"):
+    parts, dim = joined.args[0], arguments(joined)["dim"]
+    if len(parts) != 2 or not is_op(parts[0], "neg") or dim % tensor(joined).dim() != _last(joined):
         return None
     high, low = half(parts[0].args[0]), half(parts[1])
     if high is None or low is None or high[0] is not low[0]:
         return None
-    return (low[0], style) if (low[1], high[1]) == (0, 1) and low[2] == style == high[2] else None
+    source, same = low[0], tensor(node).shape == tensor(low[0]).shape
+    fits = (low[1], high[1]) == (0, 1) and low[2] == style == high[2] and same
+    return (source, style) if fits else None
 
 
-def _match(node: fx.Node) -> _Rope | None:
-    if not is_op(node, "add") or len(node.args) < 2:
+def _match(node: Node) -> _Rope | None:
+    if arguments(node).get("alpha", 1) != 1:
         return None
     for turned, plain in (node.args[:2], node.args[1::-1]):
         if not (is_op(turned, "mul") and is_op(plain, "mul")):
@@ -111,32 +132,39 @@ def _match(node: fx.Node) -> _Rope | None:
             if found is None or found[0] not in plain.args:
                 continue
             cos = next((a for a in plain.args if a is not found[0]), None)
-            if isinstance(cos, fx.Node) and isinstance(sin, fx.Node) and _is_table(cos, sin):
+            if _is_table(cos, found[0]) and _is_table(sin, found[0]):
                 return _Rope(found[0], cos, sin, found[1], node)
     return None
 
 
-def _is_table(cos: fx.Node, sin: fx.Node) -> bool:
-    """Whether both are [1, 1, tokens, rotary]: one row a token, broadcast over heads."""
-    shapes = [tensor(table).shape for table in (cos, sin)]
-    return all(len(shape) == 4 and shape[0] == shape[1] == 1 for shape in shapes)
+def _is_table(table: Node, x: Node) -> bool:
+    """Whether a table is [1, 1, tokens, rotary] over x [1, heads, tokens, rotary], in its dtype."""
+    if not isinstance(table, fx.Node) or tensor(table).dtype != tensor(x).dtype:
+        return False
+    if tensor(x).dim() != 4:
+        return False
+    _, _, tokens, rotary = tensor(x).shape
+    return tensor(table).shape == (1, 1, tokens, rotary)
 
 
-def _prefix(found: _Rope) -> tuple[fx.Node, fx.Node] | None:
+def _prefix(found: _Rope) -> tuple[Node, Node] | None:
     """(x, out) of a rotated prefix: out = cat(rope(x[..., :r]), x[..., r:])."""
-    if not is_op(found.x, "slice") or len(found.out.users) != 1:
+    head = last_slice(found.x)
+    if head is None or len(found.out.users) != 1:
         return None
     joined = next(iter(found.out.users))
     if not is_op(joined, "cat") or len(joined.args[0]) != 2 or joined.args[0][0] is not found.out:
         return None
-    rest, whole = joined.args[0][1], found.x.args[0]
-    if not is_op(rest, "slice") or rest.args[0] is not whole:
+    rest = last_slice(joined.args[0][1])
+    if rest is None or rest.source is not head.source:
         return None
-    same = tensor(joined).shape[-1] == tensor(whole).shape[-1]
-    return (whole, joined) if same else None
+    whole = tensor(head.source).shape
+    low, high = (0, head.stop, 1), (head.stop, whole[-1], 1)
+    fits = (head.start, head.stop, head.step) == low and (rest.start, rest.stop, rest.step) == high
+    return (head.source, joined) if fits and tensor(joined).shape == whole else None
 
 
-def _flat_table(graph: fx.Graph, table: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
+def _flat_table(graph: fx.Graph, table: Node, known: dict[fx.Node, fx.Node]) -> Node:
     """The table as [tokens, rotary_dim], made once for all layers."""
     base = table
     while is_op(base, "unsqueeze") and tensor(base.args[0]).dim() >= 3:

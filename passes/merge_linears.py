@@ -1,4 +1,4 @@
-"""Merge linears: layers that read the same input (q, k, v) become one, its output split by views."""
+"""Merge linears: layers that read one input (q, k, v) become one, its output split by views."""
 
 import operator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import fx
 
 from sitsc.passes.base import PassContext
 from sitsc.passes.fuse_glu import joined, plain_linear
-from sitsc.passes.fxutil import add_weight, aten, call, layer_of, ops, replace, weight_of
+from sitsc.passes.fxutil import Node, add_weight, aten, call, calls, layer_of, ops, replace, spec_of
 from sitsc.passes.lower_linear import linear_arguments
 
 
@@ -21,8 +21,8 @@ class MergeLinears:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        groups: dict[Any, list[fx.Node]] = {}
-        for node in graph.nodes:
+        groups: dict[Any, list[Node]] = {}
+        for node in calls(graph, "fused_linear"):
             if (args := plain_linear(node)) is not None and layer_of(node) is not None:
                 biased = args["bias"] is not None
                 key = (args["x"], biased, args["out_dtype"], layer_of(node))
@@ -31,7 +31,7 @@ class MergeLinears:
             if len(nodes) > 1:
                 self._merge(graph, nodes)
 
-    def _merge(self, graph: fx.Graph, nodes: list[fx.Node]) -> None:
+    def _merge(self, graph: fx.Graph, nodes: list[Node]) -> None:
         every: list[Any] = [plain_linear(node) for node in nodes]
         weight = _joined(graph, [args["weight"] for args in every])
         bias = None
@@ -47,7 +47,5 @@ class MergeLinears:
                 replace(node, call(graph, operator.getitem, (parts, index), node))
 
 
-def _joined(graph: fx.Graph, weights: list[fx.Node]) -> fx.Node:
-    specs = [spec for spec in map(weight_of, weights) if spec is not None]
-    assert len(specs) == len(weights)
-    return add_weight(graph, joined(specs), weights[0])
+def _joined(graph: fx.Graph, weights: list[Node]) -> Node:
+    return add_weight(graph, joined([spec_of(weight) for weight in weights]), weights[0])

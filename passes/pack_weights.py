@@ -9,8 +9,17 @@ from typing import ClassVar
 
 from torch import fx
 
+from sitsc.core.weights import WeightSpec
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import arguments, is_op, set_arguments, set_weight, tensor, weight_of
+from sitsc.passes.fxutil import (
+    Node,
+    arguments,
+    is_op,
+    set_arguments,
+    set_weight,
+    tensor,
+    weight_of,
+)
 
 _FORMATS = {"float32": "n16", "bfloat16": "n16k2", "int8": "n16k2"}
 
@@ -26,7 +35,7 @@ class PackWeights:
         """Rewrite `graph` in place."""
         for node in list(graph.nodes):
             spec = weight_of(node)
-            if spec is None or spec.format != "plain" or not _only_kernels(node):
+            if spec is None or not _plain(spec) or not _only_kernels(node):
                 continue
             packed = with_fields(spec, format=_FORMATS[spec.dtype])
             set_weight(node, packed, tensor(node))
@@ -34,7 +43,11 @@ class PackWeights:
                 set_arguments(reader, weight_format=packed.format)
 
 
-def _only_kernels(node: fx.Node) -> bool:
+def _plain(spec: WeightSpec) -> bool:
+    return (spec.role, spec.format, len(spec.shape)) == ("weight", "plain", 2)
+
+
+def _only_kernels(node: Node) -> bool:
     return bool(node.users) and all(
         is_op(reader, "fused_linear", "packed_embedding") and arguments(reader)["weight"] is node
         for reader in node.users

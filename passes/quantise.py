@@ -11,6 +11,7 @@ from torch import fx
 
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import (
+    Node,
     add_weight,
     arguments,
     is_op,
@@ -34,7 +35,7 @@ class QuantiseInt8:
         """Rewrite `graph` in place."""
         for node in list(graph.nodes):
             spec = weight_of(node)
-            if spec is None or spec.dtype == "int8" or not self._wanted(node):
+            if spec is None or spec.dtype == "int8" or not _wanted(node):
                 continue
             scale = with_fields(
                 spec, name=f"{spec.name}.scale", role="scale", dtype="float32", shape=spec.shape[:1]
@@ -44,11 +45,9 @@ class QuantiseInt8:
             for reader in list(node.users):
                 set_arguments(reader, scale=scale_node)
 
-    def _wanted(self, node: fx.Node) -> bool:
-        """A matrix read as a weight by our operators alone, and by at least one linear layer."""
-        readers = list(node.users)
-        return (
-            bool(readers)
-            and any(is_op(r, "fused_linear") for r in readers)
-            and all(is_op(r, *_READERS) and arguments(r)["weight"] is node for r in readers)
-        )
+
+def _wanted(node: Node) -> bool:
+    """Whether a weight is read by our operators alone, and by at least one linear layer."""
+    readers = list(node.users)
+    only = all(is_op(r, *_READERS) and arguments(r)["weight"] is node for r in readers)
+    return only and any(is_op(r, "fused_linear") for r in readers)

@@ -87,8 +87,9 @@ def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     kwargs = dict(map_arg(node.kwargs, lambda n: values[n]))
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
+    target: Any = node.target
     with torch.no_grad():
-        return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        return target(*args, **kwargs)
 
 
 def relative_error(value: Tensor, reference: Tensor) -> float:

@@ -71,8 +71,9 @@ def _recompute(node: fx.Node) -> Any:
     mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     if mode is None:
         return None
+    target: Any = node.target
     with mode, torch.no_grad():
-        return node.target(*args, **kwargs)  # pyright: ignore
+        return target(*args, **kwargs)
 
 
 def _fail(graph: fx.Graph, node: fx.Node, after: str, why: str) -> None:

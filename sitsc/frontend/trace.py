@@ -2,7 +2,7 @@
 
 In: a configuration as a dictionary. Out: a GraphModule whose placeholders are the step inputs
 (token_ids, position_ids, logit_rows) and one placeholder a weight, described by `meta["weight"]`.
-Runs transformers' modelling code; never reads a weight, never runs code that comes with a checkpoint.
+Runs transformers' modelling code; reads no weight, runs no code that comes with a checkpoint.
 """
 
 import warnings
@@ -129,13 +129,10 @@ def _export(model: nn.Module) -> Any:
 
 
 def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
-    """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when it cannot be traced."""
+    """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when that cannot be had."""
     model = build_model(config, dtype)
     constants = _constants(model)
-    first_name: dict[int, str] = {}
-    owner: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner[name] = first_name.setdefault(id(parameter), name)
+    owners = _owners(model)
     try:
         program = _export(model)
     except UnsupportedModelError:
@@ -146,37 +143,49 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
             f"{str(error).strip().splitlines()[0][:200]}",
             hint="report the architecture; nothing was written",
         ) from error
-    return _bind(program, constants, owner)
-
-
-def _bind(program: Any, constants: dict[str, Tensor], owner: dict[str, str]) -> fx.GraphModule:
-    """Describe every placeholder, merge tied ones, drop unused ones, and give a plain output."""
     graph: fx.Graph = program.graph
-    kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    _describe(graph, program.graph_signature.input_specs, constants, owners)
+    _drop_assertions(graph)
+    output: Any = graph.output_node()
+    output.args = (output.args[0][0],)
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def _owners(model: nn.Module) -> dict[str, str]:
+    """The first name of every parameter, by each of its names: tied ones have one owner."""
+    first: dict[int, str] = {}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in every}
+
+
+def _describe(
+    graph: fx.Graph, inputs: list[Any], constants: dict[str, Tensor], owners: dict[str, str]
+) -> None:
+    """Say of every placeholder which step input or weight it is; tied weights become one."""
+    targets: dict[str, str | None] = {spec.arg.name: spec.target for spec in inputs}
     by_name: dict[str, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "placeholder":
-            continue
-        target = kinds[node.name].target
+    for node in graph.find_nodes(op="placeholder"):
+        target = targets[node.name]
         if target is None:
             node.meta["input"] = node.name
             node.meta["dims"] = (STEP_INPUTS[node.name],)
             continue
         name = target.removeprefix("model.")
-        spec = _spec(owner.get(name, name), node.meta["val"], constants)
+        spec = _spec(owners.get(name, name), node.meta["val"], constants)
         if spec.name in by_name:
             node.replace_all_uses_with(by_name[spec.name])
             graph.erase_node(node)
             continue
         node.meta["weight"] = spec
         by_name[spec.name] = node
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Erase run-time assertions, and the weights that nothing reads."""
     for node in reversed(list(graph.nodes)):
         assertion = "_assert" in str(node.target) or "sym_constrain" in str(node.target)
         if not node.users and (assertion or "weight" in node.meta):
             graph.erase_node(node)
-    output = graph.output_node()
-    output.args = (output.args[0][0],)  # pyright: ignore[reportIndexIssue]
-    return fx.GraphModule(nn.Module(), graph)
 
 
 def _spec(name: str, value: Tensor, constants: dict[str, Tensor]) -> WeightSpec:

@@ -21,7 +21,7 @@ def attend(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Causal attention in fp32: q [heads, new, dim] from position `first`, k, v [kv_heads, all, dim].
+    """Causal attention in fp32: q [heads, new, dim] from `first` on, k, v [kv_heads, all, dim].
 
     Key j is visible from i when j <= i and, with a window, j > i - window. Out [new, heads, dim].
     """
