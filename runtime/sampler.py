@@ -140,15 +140,24 @@ def _kth_largest(scores: Floats, k: int) -> float:
 
 
 def _nucleus(weights: Floats, top_p: float) -> Ids | None:
-    """Indices of the largest weights whose predecessors sum to less than `top_p` of all."""
+    """Indices of the largest weights whose predecessors sum to less than `top_p` of all.
+
+    Of equal weights the lowest ids go first; the values are sorted, not the ids, so that the
+    choice does not hang on the sorting algorithm.
+    """
     if top_p == 1:
         return None
     total = weights.sum(dtype=np.float64)
     # What is lighter than this sums to less than 1 - top_p: it is out, and need not be sorted.
-    head = np.flatnonzero(weights >= (1 - top_p) * total / len(weights))
-    order = head[np.argsort(-weights[head], kind="stable")]
-    values = weights[order].astype(np.float64)
-    return order[values.cumsum() - values < top_p * total]
+    head = weights[weights >= (1 - top_p) * total / len(weights)]
+    falling = np.sort(head)[::-1].astype(np.float64)
+    num = np.count_nonzero(falling.cumsum() - falling < top_p * total)
+    kept = np.flatnonzero(weights >= falling[num - 1])
+    surplus = len(kept) - num
+    if surplus > 0:
+        equal = np.flatnonzero(weights[kept] == falling[num - 1])
+        kept = np.delete(kept, equal[-surplus:])
+    return kept
 
 
 def _likely(weights: Floats, min_p: float) -> Ids | None:

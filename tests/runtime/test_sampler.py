@@ -81,6 +81,13 @@ def test_ties_at_the_edge_of_top_k_stay() -> None:
     assert (expected > 0).sum() == 3
 
 
+def test_of_equal_scores_top_p_takes_the_lowest_ids() -> None:
+    scores = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 1.0, -9.0]).numpy()
+    ids, weights = candidates(scores, SamplingOptions(temperature=1, top_p=0.4))
+    assert ids is not None and ids.tolist() == [1, 3]
+    assert weights.tolist() == [1, 1]
+
+
 def test_draws_follow_the_probabilities() -> None:
     scores = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5])
     options = SamplingOptions(temperature=0.9, seed=5)
