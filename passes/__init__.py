@@ -15,6 +15,7 @@ from sitsc.passes.pack_weights import PackWeights
 from sitsc.passes.page_attention import PageAttention
 from sitsc.passes.quantise import QuantiseInt8
 from sitsc.passes.select_rows import SelectRows
+from sitsc.passes.simplify_views import SimplifyViews
 
 FUSED: tuple[Pass, ...] = (
     Canonicalise(),
@@ -29,6 +30,7 @@ FUSED: tuple[Pass, ...] = (
     MergeLinears(),
     FuseNorm(),
     FuseResidual(),
+    SimplifyViews(),
 )
 CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
 CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())

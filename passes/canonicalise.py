@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import Node, arguments, aten, call, is_op, replace, tensor
+from sitsc.passes.fxutil import Node, arguments, aten, call, is_op, replace, same_shape, tensor
 
 _CASTS = ("to", "_to_copy", "type_as")
 _COPIES = ("contiguous", "alias", "clone", "lift_fresh", "detach")
@@ -43,7 +43,7 @@ def _is_noop(node: Node) -> bool:
     if not isinstance(node.meta.get("val"), Tensor):
         return False
     new, old = tensor(node), tensor(source)
-    if (new.dtype, new.device, new.shape) != (old.dtype, old.device, old.shape):
+    if (new.dtype, new.device) != (old.dtype, old.device) or not same_shape(node, source):
         return False
     if is_op(node, "mul", "div"):
         return len(node.args) == 2 and not isinstance(node.args[1], fx.Node) and node.args[1] == 1

@@ -6,7 +6,17 @@ from typing import ClassVar
 from torch import fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import Node, arguments, call, calls, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import (
+    Node,
+    arguments,
+    call,
+    calls,
+    is_op,
+    ops,
+    replace,
+    same_shape,
+    tensor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,7 @@ class FuseResidual:
             return False
         if len(linear.users) != 1 or linear is residual:
             return False
-        one, two = tensor(linear), tensor(residual)
-        same = one.dtype == two.dtype and one.shape == two.shape
+        same = tensor(linear).dtype == tensor(residual).dtype and same_shape(linear, residual)
         return arguments(linear)["epilogue"] == "none" and same
 
     def _fuse(self, graph: fx.Graph, node: Node, linear: Node, residual: Node) -> None:

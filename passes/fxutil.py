@@ -42,6 +42,11 @@ def tensor(node: Node) -> Tensor:
     return node.meta["val"]
 
 
+def same_shape(one: Node, two: Node) -> bool:
+    """Whether two tensors have the same sizes, as text: comparing symbols could specialise them."""
+    return [str(s) for s in tensor(one).shape] == [str(s) for s in tensor(two).shape]
+
+
 def arguments(node: Node) -> dict[str, Any]:
     """All arguments of a call by the names of its schema, defaults included."""
     schema = node.target._schema.arguments
@@ -72,9 +77,9 @@ def fake(node: Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)
 
 
-def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: Node) -> fx.Node:
+def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: Node, **kwargs: Any) -> fx.Node:
     """A new call before the insertion point; module path from `like`, value computed."""
-    node = graph.call_function(target, args)
+    node = graph.call_function(target, args, kwargs)
     for key in ("nn_module_stack", "stack_trace"):
         if key in like.meta:
             node.meta[key] = like.meta[key]

@@ -6,7 +6,17 @@ from typing import ClassVar
 from torch import fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import Node, arguments, call, calls, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import (
+    Node,
+    arguments,
+    call,
+    calls,
+    is_op,
+    ops,
+    replace,
+    same_shape,
+    tensor,
+)
 
 
 def activation_of(node: Node) -> str | None:
@@ -40,5 +50,4 @@ class MatchGlu:
 def _fits(active: Node, up: Node) -> bool:
     if not isinstance(up, fx.Node) or active is up or len(active.users) != 1:
         return False
-    gate, other = tensor(active), tensor(up)
-    return gate.shape == other.shape and gate.dtype == other.dtype
+    return same_shape(active, up) and tensor(active).dtype == tensor(up).dtype

@@ -107,7 +107,7 @@ def _weighted(x: Node, product: Node, eps: float) -> _Norm:
     user = next(iter(end.users)) if len(end.users) == 1 else None
     factor = other(user, end) if is_op(user, "mul") else None
     weight, offset = (widened(factor), 0.0) if _is_parameter(factor) else _one_plus(factor)
-    if weight is not None and tensor(weight).shape == tensor(x).shape[-1:]:
+    if weight is not None and [*map(str, tensor(weight).shape)] == [str(tensor(x).shape[-1])]:
         return _Norm(x, weight, eps, offset, _through_casts(user))
     return _Norm(x, None, eps, 0.0, end)
 

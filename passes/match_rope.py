@@ -11,7 +11,18 @@ from typing import ClassVar
 from torch import fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import Node, arguments, aten, call, calls, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import (
+    Node,
+    arguments,
+    aten,
+    call,
+    calls,
+    is_op,
+    ops,
+    replace,
+    same_shape,
+    tensor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +90,11 @@ def _is_part(node: Node) -> bool:
 def _sliced(node: Node) -> _Range | None:
     args, source = arguments(node), node.args[0]
     whole = tensor(source).shape[-1]
-    if args["dim"] % tensor(source).dim() != _last(source):
+    bounds = [args["start"], args["end"], args["step"]]
+    known = isinstance(whole, int) and all(isinstance(b, int) or b is None for b in bounds)
+    if not known or args["dim"] % tensor(source).dim() != _last(source):
         return None
-    start, stop, _ = slice(args["start"], args["end"], args["step"]).indices(whole)
+    start, stop, _ = slice(*bounds).indices(whole)
     return _Range(source, start, stop, args["step"])
 
 
@@ -116,7 +129,7 @@ def _rotated(node: Node) -> tuple[Node, str] | None:
     high, low = half(parts[0].args[0]), half(parts[1])
     if high is None or low is None or high[0] is not low[0]:
         return None
-    source, same = low[0], tensor(node).shape == tensor(low[0]).shape
+    source, same = low[0], same_shape(node, low[0])
     fits = (low[1], high[1]) == (0, 1) and low[2] == style == high[2] and same
     return (source, style) if fits else None
 
@@ -143,8 +156,8 @@ def _is_table(table: Node, x: Node) -> bool:
         return False
     if tensor(x).dim() != 4:
         return False
-    _, _, tokens, rotary = tensor(x).shape
-    return tensor(table).shape == (1, 1, tokens, rotary)
+    wanted = (1, 1, *tensor(x).shape[2:])
+    return [str(size) for size in tensor(table).shape] == [str(size) for size in wanted]
 
 
 def _prefix(found: _Rope) -> tuple[Node, Node] | None:
@@ -158,10 +171,9 @@ def _prefix(found: _Rope) -> tuple[Node, Node] | None:
     rest = last_slice(joined.args[0][1])
     if rest is None or rest.source is not head.source:
         return None
-    whole = tensor(head.source).shape
-    low, high = (0, head.stop, 1), (head.stop, whole[-1], 1)
+    low, high = (0, head.stop, 1), (head.stop, tensor(head.source).shape[-1], 1)
     fits = (head.start, head.stop, head.step) == low and (rest.start, rest.stop, rest.step) == high
-    return (head.source, joined) if fits and tensor(joined).shape == whole else None
+    return (head.source, joined) if fits and same_shape(joined, head.source) else None
 
 
 def _flat_table(graph: fx.Graph, table: Node, known: dict[fx.Node, fx.Node]) -> Node:

@@ -6,15 +6,28 @@ inputs here are only examples: `meta["dims"]` names what moves.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 
+from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.weights import DTYPES
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import add_input, arguments, aten, call, is_op, ops, replace, tensor
+from sitsc.passes.fxutil import (
+    Node,
+    add_input,
+    arguments,
+    aten,
+    call,
+    calls,
+    is_op,
+    module_path,
+    ops,
+    replace,
+    tensor,
+)
 
 _HINT_PAGES = 11
 _BATCH_INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -34,28 +47,38 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class PageAttention:
-    """See the module."""
+    """See the module; raises UnsupportedModelError for what a page cannot hold."""
 
     name: ClassVar[str] = "page_attention"
     preserves_numerics: ClassVar[bool] = True
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        found = [n for n in graph.nodes if is_op(n, "attention")]
+        found = calls(graph, "attention")
         if not found:
             return
-        groups: dict[KvLayout, list[fx.Node]] = {}
+        groups: dict[KvLayout, list[Node]] = {}
         for node in found:
-            shape = tensor(arguments(node)["k"]).shape
-            groups.setdefault(KvLayout(int(shape[1]), int(shape[3])), []).append(node)
+            groups.setdefault(_layout(node), []).append(node)
         inputs = _batch_inputs(graph, found[0])
         for index, (layout, nodes) in enumerate(groups.items()):
             pool = _pool(graph, index, layout, len(nodes), context)
             for place, node in enumerate(nodes):
-                _lower(graph, node, pool, place, inputs, context)
+                _lower(graph, node, (pool, *inputs, place, context.page_tokens))
 
 
-def _batch_inputs(graph: fx.Graph, like: fx.Node) -> tuple[fx.Node, ...]:
+def _layout(node: Node) -> KvLayout:
+    keys, values = (tensor(arguments(node)[key]) for key in ("k", "v"))
+    if keys.shape[3] != values.shape[3]:
+        raise UnsupportedModelError(
+            f"keys of {keys.shape[3]} and values of {values.shape[3]} elements a head",
+            where=module_path(node),
+            hint="only attention whose keys and values have one head size can be paged",
+        )
+    return KvLayout(int(keys.shape[1]), int(keys.shape[3]))
+
+
+def _batch_inputs(graph: fx.Graph, like: Node) -> tuple[Node, ...]:
     mode = detect_fake_mode([tensor(like)])
     assert mode is not None
     device = tensor(like).device
@@ -67,9 +90,7 @@ def _batch_inputs(graph: fx.Graph, like: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(nodes)
 
 
-def _pool(
-    graph: fx.Graph, index: int, layout: KvLayout, layers: int, context: PassContext
-) -> fx.Node:
+def _pool(graph: fx.Graph, index: int, layout: KvLayout, layers: int, context: PassContext) -> Node:
     like = tensor(next(n for n in graph.nodes if n.op == "placeholder" and "input" in n.meta))
     mode = detect_fake_mode([like])
     assert mode is not None
@@ -81,7 +102,7 @@ def _pool(
     return add_input(graph, f"kv_{index}", value, (layers, "pages", *fixed))
 
 
-def _rows(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _rows(graph: fx.Graph, node: Node) -> Node:
     """[1, heads, tokens, dim] as [tokens, heads, dim], undoing a transpose where there is one."""
     if is_op(node, "transpose") and set(node.args[1:]) == {1, 2}:
         return call(graph, aten.select.int, (node.args[0], 0, 0), node)
@@ -89,25 +110,30 @@ def _rows(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return call(graph, aten.transpose.int, (flat, 0, 1), node)
 
 
-def _lower(
-    graph: fx.Graph,
-    node: fx.Node,
-    pool: fx.Node,
-    place: int,
-    inputs: tuple[fx.Node, ...],
-    context: PassContext,
-) -> None:
-    old = arguments(node)
-    q, k, cos, sin, style = old["q"], old["k"], None, None, "none"
+def _rotation(q: Node, k: Node) -> tuple[Node, Node, Node, Node, str]:
+    """(q, k, cos, sin, style) before rotary embedding when both have the same, else as they are."""
     if is_op(q, "rope") and is_op(k, "rope"):
-        of_q, of_k = arguments(q), arguments(k)
-        if all(of_q[key] == of_k[key] for key in ("cos", "sin", "style")):
-            q, k, cos, sin, style = of_q["x"], of_k["x"], of_q["cos"], of_q["sin"], of_q["style"]
+        (q_x, *of_q), (k_x, *of_k) = arguments(q).values(), arguments(k).values()
+        if of_q == of_k:
+            return q_x, k_x, *of_q
+    return q, k, None, None, "none"
+
+
+def _lower(graph: fx.Graph, node: Node, batch: tuple[Any, ...]) -> None:
+    old = arguments(node)
+    q, k, cos, sin, style = _rotation(old["q"], old["k"])
     with graph.inserting_before(node):
         q, k, v = (_rows(graph, item) for item in (q, k, old["v"]))
-        args = (q, k, v, cos, sin, old["sinks"], pool, *inputs, place, context.page_tokens)
-        args += (old["scale"], old["window"], old["softcap"], style)
-        new = call(graph, ops.paged_attention.default, args, node)
+        sinks = _float32(graph, old["sinks"])
+        args = (q, k, v, cos, sin, sinks, *batch, old["scale"], old["window"], old["softcap"])
+        new = call(graph, ops.paged_attention.default, (*args, style), node)
         new.meta["layer"] = old["layer"]
         shape = [1, -1, *tensor(node).shape[2:]]
         replace(node, call(graph, aten.reshape.default, (new, shape), node))
+
+
+def _float32(graph: fx.Graph, sinks: Node) -> Node:
+    """Sinks in float32, as kernels read them."""
+    if sinks is None or tensor(sinks).dtype == torch.float32:
+        return sinks
+    return call(graph, aten._to_copy.default, (sinks,), sinks, dtype=torch.float32)
