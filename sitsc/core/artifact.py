@@ -1,7 +1,7 @@
 """The artifact: a relocatable folder with a manifest of every file; written whole or not at all.
 
-`ArtifactWriter` fills a temporary folder beside the target and renames it at the end. `open_artifact`
-reads the manifest and the plan and refuses by name what is missing, altered or from another version.
+`ArtifactWriter` fills a temporary folder beside the target and renames it at the end.
+`open_artifact` reads manifest and plan and refuses by name what is missing, altered or newer.
 """
 
 import contextlib
@@ -11,21 +11,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from sitsc.core.canonical import canonical_json
-from sitsc.core.errors import ArtifactError, ArtifactExistsError, PlanError, TargetError
+from sitsc.core.canonical import canonical_json, digest
+from sitsc.core.errors import (
+    ArtifactError,
+    ArtifactExistsError,
+    PlanError,
+    TargetError,
+    VerifyError,
+)
 from sitsc.core.plan import Plan, read_plan
 from sitsc.core.records import from_value, to_value
 
 SCHEMA = 1
 MANIFEST, PLAN, WEIGHTS, WEIGHTS_INDEX = "manifest.json", "plan.json", "weights.bin", "weights.json"
 TOKENIZER, CHAT_TEMPLATE, SPECIAL = "tokenizer.json", "chat_template.jinja", "special_tokens.json"
+PARTIAL = ".partial-"  # in the name of a folder that is still being written
 _READ_BYTES = 1 << 22
+AGAIN = "copy or compile it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the artifact is, what built it, and every file in it."""
+    """What the artifact is, what built it, and every file in it; `digest` covers all the rest."""
 
     schema: int
     target: str
@@ -48,6 +57,7 @@ class Manifest:
     packed: bool
     checkpoint_hint: str
     files: dict[str, FileEntry]
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class Artifact:
     plan: Plan
 
     def file(self, name: str) -> Path:
-        """The path of a file of the artifact; raises ArtifactError when it is not in the manifest."""
+        """The path of a file; raises ArtifactError when the manifest does not name it."""
         if name not in self.manifest.files:
             raise ArtifactError(f"the artifact has no {name}", where=self.root.name)
         return self.root / name
@@ -98,22 +108,25 @@ class ArtifactWriter:
     """A context that collects files in a temporary folder; `finish` makes it the artifact."""
 
     def __init__(self, out: Path) -> None:
-        self.out = Path(out)
-        if self.out.exists():
-            raise ArtifactExistsError(
-                f"{self.out} exists already", hint="choose another -o, or remove it first"
-            )
-        self.root = self.out
+        self.out = self.root = Path(out)
+        with disk_errors(self.out):
+            if os.path.lexists(self.out):
+                raise ArtifactExistsError(
+                    f"{self.out} exists already", hint="choose another -o, or remove it first"
+                )
 
     def __enter__(self) -> "ArtifactWriter":
         with disk_errors(self.out):
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            prefix = f".{self.out.name}.partial-"
+            prefix = f".{self.out.name}{PARTIAL}"
             self.root = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=prefix))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         if self.root != self.out:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -128,15 +141,7 @@ class ArtifactWriter:
         """Hash every file, write plan and manifest, and move the folder to its place."""
         with disk_errors(self.out):
             (self.root / PLAN).write_text(plan.text())
-            names = [p for p in sorted(self.root.rglob("*")) if p.is_file()]
-            with ThreadPoolExecutor() as pool:
-                entries = list(pool.map(hash_file, names))
-            files = {
-                str(path.relative_to(self.root)): entry
-                for path, entry in zip(names, entries, strict=True)
-            }
-            full = to_value(manifest) | {"files": to_value(files)}
-            (self.root / MANIFEST).write_text(canonical_json(full))
+            _write_manifest(self.root, manifest)
             os.chmod(self.root, 0o755)
             if self.out.exists():
                 raise ArtifactExistsError(f"{self.out} appeared while compiling")
@@ -153,39 +158,80 @@ def disk_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         reasons = {errno.ENOSPC: "the disk is full", errno.EACCES: "no permission to write"}
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        raise ArtifactError(f"cannot write {out}: {reason}", hint="nothing was left behind") from error
+        raise ArtifactError(
+            f"cannot write {out}: {reason}", hint="nothing was left behind"
+        ) from error
+
+
+def _write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write a manifest with the checksums of all files in the folder."""
+    names = [p for p in sorted(root.rglob("*")) if p.is_file() and p != root / MANIFEST]
+    with ThreadPoolExecutor() as pool:
+        entries = list(pool.map(hash_file, names))
+    files = {str(p.relative_to(root)): entry for p, entry in zip(names, entries, strict=True)}
+    value = to_value(manifest) | {"files": to_value(files)}
+    (root / MANIFEST).write_text(canonical_json(value | {"digest": _manifest_digest(value)}))
+
+
+def _manifest_digest(value: dict[str, Any]) -> str:
+    return digest({key: item for key, item in value.items() if key != "digest"})
+
+
+def sign(root: Path) -> None:
+    """Renew all checksums of an artifact whose plan or files were edited on purpose."""
+    plan = read_plan((root / PLAN).read_text(), PLAN)
+    manifest = read_manifest(root)
+    _write_manifest(root, replace(manifest, plan=plan.sha256(), runs=plan.runs()))
 
 
 def open_artifact(root: Path | str) -> Artifact:
-    """Open an artifact by its manifest and plan. Raises ArtifactError or PlanError."""
-    root = Path(root)
-    if not (root / MANIFEST).is_file():
-        what = "is not an artifact" if root.is_dir() else "does not exist"
-        raise ArtifactError(f"{root} {what}", hint="give the folder that sitsc compile -o wrote")
-    manifest = _read_manifest(root)
+    """Open an artifact by its manifest and plan. Raises ArtifactError, VerifyError or PlanError."""
+    root = existing(Path(root))
+    manifest = read_manifest(root)
     for name, entry in manifest.files.items():
-        path = root / name
-        if not path.is_file():
-            raise ArtifactError(f"file {name} is missing", where=root.name, hint="copy it again")
-        if path.stat().st_size != entry.bytes:
-            raise ArtifactError(
-                f"file {name} has {path.stat().st_size} bytes, expected {entry.bytes}",
-                where=root.name,
-                hint="the copy is incomplete or was altered",
-            )
-    plan = read_plan((root / PLAN).read_text(), PLAN)
+        if what := size_problem(root / name, entry):
+            raise VerifyError(f"file {name} {what}", where=root.name, hint="copy it again, whole")
+    if PLAN not in manifest.files or hash_file(root / PLAN) != manifest.files[PLAN]:
+        raise VerifyError(f"file {PLAN} was altered", where=root.name, hint=AGAIN)
+    plan = read_plan_file(root)
     if plan.sha256() != manifest.plan:
-        raise PlanError(
-            "the plan is not the one the manifest names", where=root.name, hint="it was altered"
-        )
+        raise VerifyError(f"{MANIFEST} names another plan", where=root.name, hint=AGAIN)
     return Artifact(root, manifest, plan)
 
 
-def _read_manifest(root: Path) -> Manifest:
+def existing(root: Path) -> Path:
+    """The folder, when it is a finished artifact by its looks. Raises ArtifactError."""
+    if PARTIAL in root.resolve().name:
+        raise ArtifactError(f"{root} is what an interrupted compile left", hint="remove it")
+    if not (root / MANIFEST).is_file():
+        what = "is not an artifact" if root.exists() else "does not exist"
+        raise ArtifactError(f"{root} {what}", hint="give the folder that sitsc compile -o wrote")
+    return root
+
+
+def size_problem(path: Path, entry: FileEntry) -> str:
+    """What is wrong with the size of a file, or nothing."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    return "" if size == entry.bytes else f"has {size} bytes, expected {entry.bytes}"
+
+
+def read_plan_file(root: Path) -> Plan:
+    """The plan of an artifact folder. Raises PlanError."""
     try:
-        value = json.loads((root / MANIFEST).read_text())
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"{MANIFEST} cannot be read: {error}", where=root.name) from None
+        return read_plan((root / PLAN).read_text(encoding="utf-8"), PLAN)
+    except (UnicodeDecodeError, OSError) as error:
+        raise PlanError(f"{PLAN} cannot be read: {error}", where=root.name, hint=AGAIN) from None
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest of a folder. Raises VerifyError, or ArtifactError for another schema."""
+    try:
+        text = (root / MANIFEST).read_text(encoding="utf-8")
+        value = json.loads(text)
+    except (ValueError, OSError, RecursionError) as error:
+        raise VerifyError(f"{MANIFEST} cannot be read: {error}", where=root.name) from None
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA:
         raise ArtifactError(
@@ -196,10 +242,12 @@ def _read_manifest(root: Path) -> Manifest:
     try:
         manifest = from_value(Manifest, value, MANIFEST)
     except PlanError as error:
-        raise ArtifactError(f"{MANIFEST} is damaged: {error}", where=root.name) from None
+        raise VerifyError(f"{MANIFEST} is damaged: {error}", where=root.name) from None
+    if text != canonical_json(value) or manifest.digest != _manifest_digest(value):
+        raise VerifyError(f"{MANIFEST} was altered", where=root.name, hint=AGAIN)
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ArtifactError(f"{MANIFEST} names a file outside: {name}", where=root.name)
+            raise VerifyError(f"{MANIFEST} names a file outside: {name}", where=root.name)
     return manifest
 
 
@@ -213,21 +261,30 @@ def check_target(artifact: Artifact, wanted: str) -> None:
         )
 
 
-def altered_files(artifact: Artifact) -> list[str]:
-    """Names of files whose bytes are not those of the manifest; reads everything."""
-    names = sorted(artifact.manifest.files)
+def altered_files(
+    root: Path, manifest: Manifest, progress: Callable[[float], None] = lambda share: None
+) -> dict[str, str]:
+    """What is wrong with which file of the manifest; reads everything that is there."""
+    whole = max(1, sum(entry.bytes for entry in manifest.files.values()))
+    found, done = {}, 0
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda name: hash_file(artifact.root / name), names)
-        return [
-            name
-            for name, entry in zip(names, found, strict=True)
-            if entry != artifact.manifest.files[name]
-        ]
+        checks = pool.map(lambda item: _problem(root / item[0], item[1]), manifest.files.items())
+        for (name, entry), what in zip(manifest.files.items(), checks, strict=True):
+            if what:
+                found[name] = what
+            done += entry.bytes
+            progress(done / whole)
+    return found
+
+
+def _problem(path: Path, entry: FileEntry) -> str:
+    """What is wrong with a file, or nothing."""
+    if what := size_problem(path, entry):
+        return what
+    return "" if hash_file(path) == entry else "has other bytes than it was written with"
 
 
 def check_files(artifact: Artifact) -> None:
-    """Raises ArtifactError naming the first altered file; reads everything."""
-    if bad := altered_files(artifact):
-        raise ArtifactError(
-            f"file {bad[0]} was altered", where=artifact.root.name, hint="copy or compile it again"
-        )
+    """Raises VerifyError naming the first altered file; reads everything."""
+    for name, what in altered_files(artifact.root, artifact.manifest).items():
+        raise VerifyError(f"file {name} {what}", where=artifact.root.name, hint=AGAIN)
