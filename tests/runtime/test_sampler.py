@@ -16,7 +16,7 @@ from transformers import (
 
 from sitsc.core.errors import SamplingError
 from sitsc.core.sampling import SamplingOptions
-from sitsc.runtime.sampler import Sampler, SamplerRow, candidates
+from sitsc.runtime.sampler import Sampler, SamplerRow, _pick, candidates
 
 HISTORY = [3, 5, 5, 8]
 DRAWN = st.builds(
@@ -117,6 +117,11 @@ def test_neighbours_and_row_order_do_not_matter(many, seed, random) -> None:
     together = [sampler.sample(step[order], rows) for step in logits]
     for place, index in enumerate(order):
         assert [step[place] for step in together] == alone[index]
+
+
+def test_rounding_never_reaches_a_weight_of_zero() -> None:
+    weights = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]).numpy()
+    assert [_pick(weights, point) for point in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 2]
 
 
 def test_seed_decides_and_no_seed_varies() -> None:
