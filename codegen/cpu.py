@@ -1,15 +1,20 @@
 """Everything generated for the CPU target: kernels, shims and the package, into one folder.
 
 In: the final graph. Out: cpu/kernels.so, cpu/shims.so, cpu/step.pt2 and the kernels' rendered source.
+The libraries are the same for every model, so they have a cache entry of their own.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import fx
 
-from sitsc.codegen import cpu_kernels, cpu_shims
+from sitsc.codegen import cpu_kernels, cpu_shims, cxx
 from sitsc.codegen.cpu_package import compile_package, weight_key
+from sitsc.core import build_cache
+from sitsc.core.canonical import digest
 
 __all__ = ["SPEC", "generate", "weight_key", "workspace_bytes"]
 
@@ -25,10 +30,25 @@ def generate(graph: fx.Graph, folder: Path, progress: Callable[[float], None]) -
     """Compile everything into folder/cpu. Raises CompileError."""
     target = folder / "cpu"
     target.mkdir(parents=True, exist_ok=True)
-    sources = cpu_kernels.render(SPEC)
-    cpu_kernels.compile_library(sources, target / "kernels.so")
+    libraries = _libraries()
+    for name in ("kernels.so", "shims.so"):
+        shutil.copyfile(libraries / name, target / name)
+    for name, text in cpu_kernels.render(SPEC).items():
+        path = target / "source" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     progress(0.3)
-    cpu_shims.compile_shims(target / "shims.so")
-    progress(0.35)
     compile_package(graph, target / "step.pt2")
     progress(1.0)
+
+
+def _libraries() -> Path:
+    """The folder of kernels.so and shims.so, compiled unless the cache has them."""
+    sources = cpu_kernels.render(SPEC) | cpu_shims.render()
+    key = digest([sources, cxx.compiler_version(), torch.__version__, *map(str, cpu_kernels.FLAGS)])
+    return build_cache.find(key) or build_cache.add(key, _compile_libraries)
+
+
+def _compile_libraries(folder: Path) -> None:
+    cpu_kernels.compile_library(cpu_kernels.render(SPEC), folder / "kernels.so")
+    cpu_shims.compile_shims(folder / "shims.so")

@@ -53,7 +53,9 @@ class _Reader:
             )
         part = self._files[name].get_slice(name)
         if part.get_shape()[0] < stop:
-            raise CheckpointError(f"tensor {name} is smaller than planned", hint="another checkpoint?")
+            raise CheckpointError(
+                f"tensor {name} is smaller than planned", hint="another checkpoint?"
+            )
         return part[start:stop]
 
 

@@ -25,16 +25,19 @@ class CpuExecutor:
 
     def __init__(self, artifact: Artifact, weights: dict[str, Tensor]) -> None:
         self.plan = artifact.plan
-        self.library = CpuLibrary(artifact.file("cpu/kernels.so"), artifact.file("cpu/shims.so"))
+        self.library = CpuLibrary.of(artifact)
         self.arena = Arena(self.plan.memory)
         self.pools = {g.name: allocate_pool(g, self.plan.memory.kv_pages) for g in self.plan.kv}
         self.weights = weights
         self._packages = {p.name: self._load(artifact, p.name) for p in self.plan.packages}
-        self._use_workspace()
+        scratch = self.arena.buffer("workspace")
+        self._workspace = self.arena.view("workspace", (scratch.bytes,))
         self._regimes = _by_kind(self.plan.regimes)
         self._bound: OrderedDict[tuple[str, tuple[int, ...]], list[Tensor]] = OrderedDict()
         self._inputs = {
-            b.name: self.arena.view(b.name, (b.bytes // 8 if b.dtype == "int64" else b.bytes // 4,)).numpy()
+            b.name: self.arena.view(
+                b.name, (b.bytes // 8 if b.dtype == "int64" else b.bytes // 4,)
+            ).numpy()
             for b in self.plan.memory.arena
             if b.dtype in ("int64", "int32")
         }
@@ -51,18 +54,19 @@ class CpuExecutor:
         constants = {}
         for key in loaded.get_constant_fqns():
             if key not in package.constants:
-                raise PlanError(f"package {package.file} wants constant {key}, which the plan lacks")
+                raise PlanError(
+                    f"package {package.file} wants constant {key}, which the plan lacks"
+                )
             constants[key] = self.weights[package.constants[key]]
         loaded.load_constants(constants, False, True, True)
         return loaded
 
-    def _use_workspace(self) -> None:
-        scratch = self.arena.buffer("workspace")
-        self.library.set_workspace(self.arena.view("workspace", (scratch.bytes,)).data_ptr(), scratch.bytes)
+    def execute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
+        """Logits [sampled rows, width] float32, in the order of the True of `batch.sample`.
 
-    def execute(self, batch: StepBatch) -> Tensor:
-        """Logits [sampled rows, width] float32, in the order of the True of `batch.sample`."""
-        sizes = self._fill(batch)
+        `rows` asks for other rows of the step instead, at most as many as the largest batch.
+        """
+        sizes = self._fill(batch, rows)
         regime = self._regime(batch.regime, sizes["tokens"])
         result: Tensor | None = None
         for launch in regime.launches:
@@ -83,6 +87,7 @@ class CpuExecutor:
             torch.set_num_threads(threads)
             self._threads = threads
         arguments = self._bind(launch, sizes)
+        self.library.set_workspace(self._workspace.data_ptr(), self._workspace.numel())
         try:
             return self._packages[launch.kernel].boxed_run(list(arguments))[0]
         except RuntimeError as error:
@@ -109,7 +114,7 @@ class CpuExecutor:
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in argument.shape)
         return self.arena.view(argument.buffer, shape)
 
-    def _fill(self, batch: StepBatch) -> dict[str, int]:
+    def _fill(self, batch: StepBatch, wanted: list[int] | None) -> dict[str, int]:
         """Write the step into the input buffers; its sizes by name."""
         tokens, sequences = len(batch.token_ids), len(batch.context_lens)
         pages = max(len(table) for table in batch.block_tables)
@@ -127,7 +132,7 @@ class CpuExecutor:
         for index, row in enumerate(batch.block_tables):
             table[index * pages : index * pages + len(row)] = row
             table[index * pages + len(row) : (index + 1) * pages] = 0
-        wanted = rows or [tokens - 1]
+        wanted = wanted or rows or [tokens - 1]
         inputs["logit_rows"][: len(wanted)] = wanted
         return {
             "tokens": tokens,

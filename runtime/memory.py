@@ -78,5 +78,3 @@ def allocate_pool(group: KvGroup, pages: int) -> Tensor:
     """The KV pool of a group: [layers, pages, 2, kv_heads, head_dim * page_tokens]."""
     shape = (len(group.layers), pages, 2, group.kv_heads, group.head_dim * group.page_tokens)
     return torch.empty(shape, dtype=DTYPES[group.dtype])
-
-

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from sitsc import build_cache, build_info
+from sitsc import build_info
 from sitsc.core import artifact as files
+from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
 from sitsc.core.hardware import load_target
