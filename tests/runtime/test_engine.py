@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -41,6 +42,15 @@ def tiny_model() -> LlamaForCausalLM:
 
 
 MODEL = tiny_model()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A tiny model on several threads only waits for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class PagedExecutor:
@@ -91,6 +101,7 @@ def executor(made: Engine) -> PagedExecutor:
     return made.executor
 
 
+@cache
 def plain(prompt: str, num: int, eos: int | None = EOS) -> list[int]:
     """Greedy tokens by transformers, with its own cache and no paging."""
     ids = torch.tensor([TOKENIZER.encode(prompt)])
@@ -104,9 +115,6 @@ def plain(prompt: str, num: int, eos: int | None = EOS) -> list[int]:
         suppress_tokens=list(range(VOCAB, WIDTH)),
     )
     return out[0, ids.shape[1] :].tolist()
-
-
-PLAIN = {prompt: plain(prompt, 16) for prompt in PROMPTS}
 
 
 def is_clean(made: Engine) -> bool:
@@ -143,8 +151,8 @@ def test_same_tokens_as_plain_generation(max_batch, extra, chunk, page_tokens, s
     made = engine(max_batch, max_batch + extra, chunk, longest, pages, page_tokens)
     answers = made.generate_batch(PROMPTS, SamplingOptions(max_tokens=16))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert list(answer.token_ids) == PLAIN[prompt]
-        assert answer.text == BACKEND.decode(PLAIN[prompt])
+        assert list(answer.token_ids) == plain(prompt, 16)
+        assert answer.text == BACKEND.decode(plain(prompt, 16))
     assert is_clean(made)
 
 
@@ -245,7 +253,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on() -> None:
             assert isinstance(last.error.__cause__, RuntimeError)
         else:
             tokens = [token for output in outputs[request_id] for token in output.token_ids]
-            assert tokens == PLAIN[prompt][:6]
+            assert tokens == plain(prompt, 16)[:6]
     assert is_clean(made)
 
 
@@ -271,7 +279,7 @@ def test_an_interrupt_passes_and_leaves_the_engine_usable() -> None:
         list(made.generate(PROMPTS[1], SamplingOptions(max_tokens=9)))
     assert [output.finish_reason for output in drain(made)[other]] == [None, "error"]
     (answer,) = made.generate_batch([PROMPTS[1]], SamplingOptions(max_tokens=9))
-    assert list(answer.token_ids) == PLAIN[PROMPTS[1]][:9]
+    assert list(answer.token_ids) == plain(PROMPTS[1], 16)[:9]
     assert is_clean(made)
 
 
@@ -288,7 +296,7 @@ def test_bad_logits_and_masks_end_one_request_only() -> None:
     outputs = drain(made)
     assert isinstance(outputs[nothing][-1].error, SamplingError)
     assert "the mask failed: ValueError: no such grammar" in str(outputs[raising][-1].error)
-    assert [o.token_ids[0] for o in outputs[fine]] == PLAIN["a"][:4]
+    assert [o.token_ids[0] for o in outputs[fine]] == plain("a", 16)[:4]
     assert is_clean(made)
 
 
@@ -332,9 +340,9 @@ def test_streams_side_by_side_lose_nothing() -> None:
     for _ in range(8):
         for stream, into in zip(streams, tokens, strict=True):
             into += next(stream).token_ids
-    assert tokens == [PLAIN[prompt][:8] for prompt in PROMPTS[:3]]
+    assert tokens == [plain(prompt, 16)[:8] for prompt in PROMPTS[:3]]
     assert all(next(stream, None) is None for stream in streams)
-    assert [o.token_ids[0] for o in drain(made)[silent]] == PLAIN[PROMPTS[4]][:8]
+    assert [o.token_ids[0] for o in drain(made)[silent]] == plain(PROMPTS[4], 16)[:8]
     assert is_clean(made)
 
 
