@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,16 +48,21 @@ SHAPES = (
 )
 
 
-def random_weight(rows: int, k: int, dtype: torch.dtype) -> Tensor:
-    """A packed weight of random values in huge pages, as the runtime places weights."""
-    shape = packed_shape(rows, k, dtype)
-    memory = mmap.mmap(-1, packed_nbytes(rows, k, dtype), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def huge_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in transparent huge pages: they read up to twice as fast as small ones."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if HUGE_PAGES:
         memory.madvise(mmap.MADV_HUGEPAGE)
-    weight = torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def random_weight(rows: int, k: int, dtype: torch.dtype) -> Tensor:
+    """A packed weight of random values in huge pages, as the runtime places weights."""
+    weight = huge_empty(packed_shape(rows, k, dtype), dtype)
     if dtype is torch.int8:
         return weight.random_(-127, 128)
-    return weight.copy_(torch.randn(shape))
+    return weight.normal_()
 
 
 def bind_linear(kernels: CpuKernels, shape: Shape, dtype: torch.dtype, tokens: int) -> Callable:
@@ -81,10 +87,11 @@ def bind_attention(
     bf16, width = torch.bfloat16, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
     pages = -(-(context + tokens) // 16)
     table = torch.randperm(pages).to(torch.int32)
-    cos, sin = torch.randn(2, tokens, HEAD_DIM).to(bf16)
+    angles = torch.rand(tokens, HEAD_DIM) * 6
+    cos, sin = angles.cos().to(bf16), angles.sin().to(bf16)
     for _ in range(layers):
         qkv = torch.randn(tokens, width).to(bf16)
-        caches = torch.randn(2, pages, KV_HEADS * HEAD_DIM * 16).to(bf16)
+        caches = huge_empty((2, pages, KV_HEADS * HEAD_DIM * 16), bf16).normal_()
         yield kernels.bind(
             "attention", q=qkv, k=qkv[:, Q_HEADS * HEAD_DIM :],
             v=qkv[:, (Q_HEADS + KV_HEADS) * HEAD_DIM :], q_stride_token=width,
@@ -101,79 +108,103 @@ def bind_attention(
         )  # fmt: skip
 
 
-def best_us(calls: list[Callable], seconds: float = 0.7) -> float:
-    """Least µs of one pass over `calls`, of as many passes as fit in `seconds` (at least 3)."""
-    best, end, passes = math.inf, time.perf_counter() + seconds, 0
-    while passes < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        for call in calls:
-            call()
-        best = min(best, time.perf_counter() - start)
-        passes += 1
-    return best * 1e6
+@dataclass(slots=True)
+class Job:
+    """Calls that are timed as one pass; `us` is the least time of a pass so far."""
+
+    labels: tuple[str, ...]
+    calls: list[Callable]
+    amount: float = 0.0  # bytes or FLOPs of a pass
+    us: float = math.inf
+
+    @property
+    def per_us(self) -> float:
+        """Amount / µs / 1000: GB/s or GFLOP/s."""
+        return self.amount / self.us / 1e3
 
 
-def decode_table(kernels: CpuKernels, layers: int, tokens: int) -> Table:
-    """One row a linear and dtype; the last row of a dtype is a whole step without attention."""
-    table = Table("dtype", "kernel", "µs", "GB/s", title=f"linear, {tokens} token(s)")
-    for label, dtype in DTYPES.items():
-        step: list[list[Callable]] = []
-        for shape in SHAPES:
-            copies = 1 if shape.name == "lm_head" else layers
-            calls = [bind_linear(kernels, shape, dtype, tokens) for _ in range(copies)]
-            step.append(calls)
-            micros = best_us(calls) / copies
-            gbytes = packed_nbytes(shape.rows, shape.k, dtype) / micros / 1e3
-            table.add_row(label, shape.name, f"{micros:.1f}", f"{gbytes:.1f}")
-        whole = [call for layer in zip(*step[:-1], strict=True) for call in layer] + step[-1]
-        attention = list(bind_attention(kernels, tokens, 128, layers))
-        micros = best_us(whole, 2)
-        size = sum(
-            packed_nbytes(s.rows, s.k, dtype) * (1 if s.name == "lm_head" else layers)
-            for s in SHAPES
-        )
-        table.add_row(label, "all linears", f"{micros:.0f}", f"{size / micros / 1e3:.1f}")
-        mixed = [
-            call
-            for i in range(layers)
-            for call in (step[0][i], attention[i], step[1][i], step[2][i], step[3][i])
-        ]
-        micros = best_us(mixed + step[-1], 2)
-        table.add_row(
-            label, "with attention 128", f"{micros:.0f}", f"{1e6 * tokens / micros:.0f} token/s"
-        )
+def measure(jobs: list[Job], seconds: float) -> None:
+    """Time the jobs in turns, so that a burst of other work on the machine spoils none of them."""
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < 3 or time.perf_counter() < end:
+        rounds += 1
+        for job in jobs:
+            for _ in range(2):
+                start = time.perf_counter()
+                for call in job.calls:
+                    call()
+                job.us = min(job.us, (time.perf_counter() - start) * 1e6)
+
+
+def decode_jobs(kernels: CpuKernels, label: str, layers: int, tokens: int) -> list[Job]:
+    """One job a linear, then all of them as a decode step runs them, without and with attention."""
+    dtype, jobs, step, total = DTYPES[label], [], [], 0
+    for shape in SHAPES:
+        copies = 1 if shape.name == "lm_head" else layers
+        calls = [bind_linear(kernels, shape, dtype, tokens) for _ in range(copies)]
+        size = packed_nbytes(shape.rows, shape.k, dtype) * copies
+        total += size
+        step.append(calls)
+        jobs.append(Job((label, shape.name), calls, size))
+    attention = list(bind_attention(kernels, tokens, 128, layers))
+    qkv, o, gate_up, down, lm_head = step
+    layered = list(zip(qkv, attention, o, gate_up, down, strict=True))
+    linears = [call for layer in layered for call in (layer[0], *layer[2:])]
+    jobs.append(Job((label, "all linears"), linears + lm_head, total))
+    whole = [call for layer in layered for call in layer]
+    jobs.append(Job((label, "with attention 128"), whole + lm_head, total))
+    return jobs
+
+
+def decode_table(kernels: CpuKernels, layers: int, tokens: int, seconds: float) -> Table:
+    """µs a call and GB/s of weights; the last rows of a dtype are a whole step."""
+    table = Table("dtype", "kernel", "µs", "GB/s", "token/s", title=f"linear, {tokens} token(s)")
+    for label in DTYPES:
+        jobs = decode_jobs(kernels, label, layers, tokens)
+        measure(jobs, seconds)
+        for job in jobs:
+            whole = job.labels[1].startswith(("all", "with"))
+            micros = job.us if whole else job.us / len(job.calls)
+            rate = f"{1e6 * tokens / job.us:.0f}" if whole else ""
+            table.add_row(*job.labels, f"{micros:.1f}", f"{job.per_us:.1f}", rate)
     return table
 
 
-def prefill_table(kernels: CpuKernels, tokens: int) -> Table:
+def prefill_table(kernels: CpuKernels, tokens: int, seconds: float) -> Table:
     """GFLOP/s beside torch's bf16 linear; ours includes norm, activation and residual."""
     table = Table("kernel", *DTYPES, "torch bf16", title=f"linear, {tokens} tokens, GFLOP/s")
+    rows: list[list[Job]] = []
     for shape in SHAPES[:-1]:
         flops = 2 * tokens * shape.rows * shape.k
-        row = [shape.name]
-        for dtype in DTYPES.values():
-            micros = best_us([bind_linear(kernels, shape, dtype, tokens)])
-            row.append(f"{flops / micros / 1e3:.0f}")
+        row = [
+            Job((shape.name,), [bind_linear(kernels, shape, dtype, tokens)], flops)
+            for dtype in DTYPES.values()
+        ]
         x, weight = torch.randn(tokens, shape.k), torch.randn(shape.rows, shape.k)
         x, weight = x.bfloat16(), weight.bfloat16()
-        micros = best_us([lambda x=x, w=weight: torch.nn.functional.linear(x, w)])
-        table.add_row(*row, f"{flops / micros / 1e3:.0f}")
+        call = partial(torch.nn.functional.linear, x, weight)
+        rows.append([*row, Job((shape.name,), [call], flops)])
+    measure([job for row in rows for job in row], seconds)
+    for row in rows:
+        table.add_row(row[0].labels[0], *(f"{job.per_us:.0f}" for job in row))
     return table
 
 
-def attention_table(kernels: CpuKernels, layers: int) -> Table:
+def attention_table(kernels: CpuKernels, layers: int, seconds: float) -> Table:
     """Decode reads the cache of every layer once; prefill counts causal FLOPs."""
     table = Table("tokens", "context", "µs a layer", "GB/s", "GFLOP/s", title="attention, bf16")
+    jobs = []
     for tokens, context in ((1, 128), (1, 1024), (1, 4096), (512, 0), (512, 4096)):
         calls = list(bind_attention(kernels, tokens, context, layers if tokens == 1 else 1))
-        micros = best_us(calls) / len(calls)
-        size = 2 * (context + tokens) * KV_HEADS * HEAD_DIM * 2
         pairs = tokens * context + tokens * (tokens + 1) / 2
-        flops = 4 * pairs * Q_HEADS * HEAD_DIM
-        table.add_row(
-            str(tokens), str(context), f"{micros:.1f}", f"{size / micros / 1e3:.1f}",
-            f"{flops / micros / 1e3:.0f}",
-        )  # fmt: skip
+        flops = 4 * pairs * Q_HEADS * HEAD_DIM * len(calls)
+        jobs.append(Job((str(tokens), str(context)), calls, flops))
+    measure(jobs, seconds)
+    for job in jobs:
+        micros = job.us / len(job.calls)
+        size = 4 * sum(map(int, job.labels)) * KV_HEADS * HEAD_DIM
+        gbytes = f"{size / micros / 1e3:.1f}"
+        table.add_row(*job.labels, f"{micros:.1f}", gbytes, f"{job.per_us:.0f}")
     return table
 
 
@@ -183,6 +214,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["decode", "prefill", "attention"])
     parser.add_argument("--isa", default=None)
     parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=10, help="for each group of kernels")
     parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
@@ -196,11 +228,11 @@ def main() -> None:
             raise SystemExit(f"this CPU does not run {options.isa}")
         console.print(f"{kernels.isa()}, {options.threads} threads")
         if "decode" in options.what:
-            console.print(decode_table(kernels, options.layers, options.tokens))
+            console.print(decode_table(kernels, options.layers, options.tokens, options.seconds))
         if "prefill" in options.what:
-            console.print(prefill_table(kernels, 512))
+            console.print(prefill_table(kernels, 512, options.seconds))
         if "attention" in options.what:
-            console.print(attention_table(kernels, options.layers))
+            console.print(attention_table(kernels, options.layers, options.seconds))
 
 
 if __name__ == "__main__":

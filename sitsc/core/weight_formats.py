@@ -67,7 +67,8 @@ def pack(weight: Tensor, format: str) -> Tensor:
     """The packed form of `weight` [N, K]; `format` must be the one of its dtype."""
     if format != format_of(weight.dtype):
         raise ValueError(f"{weight.dtype} is not packed as {format}")
-    packed = weight.new_empty(packed_shape(*weight.shape, weight.dtype))
+    rows, cols = weight.shape
+    packed = weight.new_empty(packed_shape(rows, cols, weight.dtype))
     pack_into(packed, weight, 0)
     return packed
 
