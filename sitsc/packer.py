@@ -10,7 +10,7 @@ import torch
 from sitsc.core import artifact as files
 from sitsc.core.artifact import ArtifactWriter
 from sitsc.core.canonical import canonical_json
-from sitsc.core.errors import CheckpointError
+from sitsc.core.errors import CheckpointError, OptionError
 from sitsc.core.options import CompileOptions
 from sitsc.core.packing import write_weights
 from sitsc.core.plan import Plan
@@ -23,11 +23,23 @@ _ROWS = 4096
 
 
 def wanted(checkpoint: Checkpoint, plan: Plan, options: CompileOptions) -> bool:
-    """Whether weights lie inside: asked for, quantised, from GGUF, or under 2 GiB."""
+    """Whether weights lie inside: as asked for, else when quantised, from GGUF or under 2 GiB."""
     if not checkpoint.has_weights:
         return False
+    if options.pack is not None:
+        return options.pack
     quantised = options.weights != "none" or checkpoint.format == "gguf"
-    return quantised or (options.pack and plan.memory.weights_bytes < _PACK_BELOW_BYTES)
+    return quantised or plan.memory.weights_bytes < _PACK_BELOW_BYTES
+
+
+def check_options(checkpoint: Checkpoint, options: CompileOptions) -> None:
+    """Raises OptionError where weights cannot lie where they are asked for."""
+    if options.pack and not checkpoint.has_weights:
+        raise OptionError("--pack: the model folder holds no weights", hint="leave out --pack")
+    if options.pack is False and checkpoint.format == "gguf":
+        raise OptionError(
+            "--no-pack: a GGUF file cannot be read at run time", hint="leave out --no-pack"
+        )
 
 
 def pack(

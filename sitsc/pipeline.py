@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import fx
 
-from sitsc import build_info
+from sitsc import build_info, packer
 from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
-from sitsc.core.plan import Numerics, Plan
+from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.config_lint import lint_config, lint_tensors
@@ -48,15 +48,17 @@ def compile_model(
     check: bool = False,
     dump: Path | None = None,
 ) -> Artifact:
-    """Compile `model` into the artifact folder `out`. Raises SitscError; leaves nothing half done."""
+    """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done."""
     with ArtifactWriter(Path(out)) as writer:
         checkpoint = inspect(model, options)
+        packer.check_options(checkpoint, options)
         key = _key(checkpoint, options)
         entry = None if check or dump else build_cache.find(key)
         if entry is None:
             planned = plan_checkpoint(checkpoint, options, progress, check=check, dump=dump)
             entry = build_cache.add(key, lambda folder: _generate(planned, folder, progress))
-        plan = build_cache.copy_code(entry, writer.root)
+        with files.disk_errors(writer.out):
+            plan = build_cache.copy_code(entry, writer.root)
         packed = _write_weights(checkpoint, plan, options, writer, progress)
         write_tokenizer(checkpoint, writer)
         return writer.finish(plan, _manifest(checkpoint, plan, packed))
@@ -113,8 +115,6 @@ def _write_weights(
     progress: Progress,
 ) -> bool:
     """Pack the weights into the artifact when asked for and there are any; whether it did."""
-    from sitsc import packer  # noqa: PLC0415
-
     if not packer.wanted(checkpoint, plan, options):
         return False
     packer.pack(checkpoint, plan, writer, lambda share: progress("pack", share))
@@ -147,7 +147,7 @@ def _manifest(checkpoint: Checkpoint, plan: Plan, packed: bool) -> Manifest:
 
 
 def _key(checkpoint: Checkpoint, options: CompileOptions) -> str:
-    """What the code of an artifact depends on: options, configuration, headers, tools, ourselves."""
+    """What the code of an artifact depends on: options, config, headers, tools, ourselves."""
     tokenizer: Any = checkpoint.tokenizer
     headers = {name: [i.dtype, list(i.shape)] for name, i in checkpoint.tensors.items()}
     return digest(

@@ -1,7 +1,8 @@
 """Errors for people: one class a mistake, each told in one line with a hint.
 
 Every error a user can cause derives from `SitscError`; the CLI prints `str(error)` and exits with
-`exit_code` (2: the user's mistake, 1: a check failed). Anything else is a bug and keeps its traceback.
+`exit_code` (2: the user's mistake, 1: a check failed). Anything else is a bug and keeps its
+traceback.
 """
 
 
@@ -78,6 +79,10 @@ class CompileError(SitscError):
     """A compiler that we call (g++, Triton, AOTInductor) failed."""
 
     exit_code = 1
+
+
+class CacheError(SitscError):
+    """The compile cache cannot be read or written."""
 
 
 # --- artifact and runtime -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ _SHORT = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "float": "flo
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Options of `sitsc compile`; 0 for a size means "as the model or the planner says"."""
+    """Options of `sitsc compile`; 0 for a size, None for pack: as the model or the planner says."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -25,7 +25,7 @@ class CompileOptions:
     prefill_chunk_tokens: int = 512
     kv_tokens: int = 0
     page_tokens: int = 16
-    pack: bool = True
+    pack: bool | None = None
     allow_unknown_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,144 @@
+"""`sitsc compile`: a checkpoint becomes an artifact."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json
+from sitsc.core.errors import OptionError
+from sitsc.core.options import CompileOptions
+
+_MODEL = "A model folder (config.json and safetensors) or a .gguf file."
+
+
+def compile(  # the CLI name; the builtin is not used in this package
+    model: Annotated[Path, typer.Argument(help=_MODEL)],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="New folder. [MODEL-TARGET.sitsc]")
+    ] = None,
+    target: Annotated[str, typer.Option(help="What to compile for.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    weights: Annotated[str, typer.Option(help="Quantise weights: none or int8.")] = "none",
+    kv_dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    max_context: Annotated[
+        int, typer.Option(help="Tokens of one request; 0: as the model says, 8192 at most.")
+    ] = 0,
+    max_batch: Annotated[int, typer.Option(help="Sequences in one step.")] = 8,
+    prefill_chunk_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens of one sequence in one step.")
+    ] = 512,
+    kv_tokens: Annotated[
+        int, typer.Option(help="Tokens in the KV pool; 0: two full contexts.")
+    ] = 0,
+    pack: Annotated[
+        bool | None,
+        typer.Option(
+            "--pack/--no-pack",
+            help="Weights inside the artifact or not; by default below 2 GiB and when quantised.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Execute a small model before and after every pass.")
+    ] = False,
+    allow_unknown_key: Annotated[
+        list[str] | None, typer.Option(help="A key of config.json to ignore; repeatable.")
+    ] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="Folder for the text of the graph after every pass.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile MODEL into an artifact; needs no weights in memory and no device."""
+    options = CompileOptions(
+        target=target,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        max_context=max_context,
+        max_batch=max_batch,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        kv_tokens=kv_tokens,
+        pack=pack,
+        allow_unknown_keys=tuple(allow_unknown_key or ()),
+    )
+    made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
+    if as_json:
+        print_json(made)
+    else:
+        print("\n".join(summary_lines(made)))
+
+
+def default_out(model: Path, target: str) -> Path:
+    """MODEL-TARGET.sitsc in the current folder."""
+    name = model.resolve().name
+    return Path(f"{name.removesuffix('.gguf')}-{target}.sitsc")
+
+
+def compile_to(
+    model: Path,
+    out: Path,
+    options: CompileOptions,
+    *,
+    check: bool = False,
+    dump: Path | None = None,
+) -> dict[str, Any]:
+    """Compile with progress on a terminal; what came of it as plain values."""
+    start = time.perf_counter()
+    _refuse_preset(model)
+    with phases() as shown:
+        shown.report("open", 0.0)
+        from sitsc.pipeline import compile_model  # noqa: PLC0415  (imports torch: a second)
+
+        artifact = compile_model(model, out, options, shown.report, check=check, dump=dump)
+        shown.end()
+    return describe(artifact, shown) | {"seconds": round(time.perf_counter() - start, 3)}
+
+
+def _refuse_preset(model: Path) -> None:
+    """A preset's name in place of a path is a likely mistake: say what to do instead."""
+    from sitsc.models.presets import PRESETS  # noqa: PLC0415
+
+    if str(model) in PRESETS and not model.exists():
+        hint = f"sitsc models random {model} -o DIR writes a checkpoint of it"
+        raise OptionError(f"{model} is a preset, not a model folder", hint=hint)
+
+
+def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
+    """The figures of a finished artifact; `cached` when no code was generated."""
+    plan = artifact.plan
+    return {
+        "artifact": str(artifact.root),
+        "target": plan.target.name,
+        "numerics": {"dtype": plan.numerics.dtype, "weights": plan.numerics.weights},
+        "plan": artifact.manifest.plan,
+        "runs": artifact.manifest.runs,
+        "packed": artifact.manifest.packed,
+        "weights_bytes": plan.memory.weights_bytes,
+        "kv_bytes": plan.memory.kv_bytes,
+        "kv_tokens": plan.memory.kv_pages * plan.kv[0].page_tokens,
+        "arena_bytes": plan.memory.arena_bytes,
+        "predictions": {
+            name: {"value": p.value, "unit": p.unit, "error": p.error}
+            for name, p in plan.predictions.items()
+        },
+        "cached": "codegen" not in shown.seconds,
+        "phases": {phase: round(seconds, 3) for phase, seconds in shown.seconds.items()},
+    }
+
+
+def summary_lines(made: dict[str, Any]) -> list[str]:
+    """The summary for people."""
+    inside = "" if made["packed"] else ", outside: name the checkpoint with sitsc run --weights"
+    how = "from the cache" if made["cached"] else "compiled"
+    tpot = made["predictions"]["tpot_decode_1"]
+    return [
+        f"{made['artifact']}  {how} in {made['seconds']:.1f} s for {made['target']}",
+        f"plan       {made['plan']}",
+        f"weights    {bytes_text(made['weights_bytes'])}{inside}",
+        f"KV pool    {bytes_text(made['kv_bytes'])}, {made['kv_tokens']} tokens",
+        f"arena      {bytes_text(made['arena_bytes'])}",
+        f"predicted  {tpot['value']:.2f} {tpot['unit']} a token at batch 1"
+        f" (± {100 * tpot['error']:.0f} %)",
+    ]

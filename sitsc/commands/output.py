@@ -1,0 +1,111 @@
+"""What commands share in printing: JSON for programs, units for people, progress for a terminal.
+
+Results go to stdout; progress and remarks go to stderr, and only when it is a terminal.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value with sorted keys."""
+    print(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False))
+
+
+def remark(text: str) -> None:
+    """One line for a person who watches; nothing when stderr is a file or a pipe."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def table_lines(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Rows in columns under a header, the first row; `left` columns are text, others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in decimal units: 269.0 MB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def count_text(count: float) -> str:
+    """A count in thousands, millions …: 134.5 M."""
+    for unit in ("", " K", " M", " G"):
+        if count < 1000:
+            return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f} T"
+
+
+class Phases:
+    """Which phase of a job runs, its share done, and the seconds that each took."""
+
+    def __init__(self, show: Callable[[str, float], None]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._show, self._last = show, time.perf_counter()
+        self._phase = ""
+
+    def report(self, phase: str, share: float) -> None:
+        """A phase has come to `share`, from 0 to 1."""
+        now = time.perf_counter()
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._last
+        self._phase, self._last = phase, now
+        self._show(phase, share)
+
+    def end(self) -> None:
+        """The job is done: the last phase ends here."""
+        self.report("", 1.0)
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[Phases]:
+    """Progress of a job with phases; drawn when stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield Phases(lambda phase, share: None)
+        return
+    from rich.console import Console  # noqa: PLC0415  (a piped command does not need it)
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(phase: str, share: float) -> None:
+            for name, task in tasks.items():
+                if name != phase:
+                    progress.update(task, total=1.0, completed=1.0)
+            if phase and phase not in tasks:
+                tasks[phase] = progress.add_task(phase, total=None)
+            if phase and share > 0:
+                progress.update(tasks[phase], total=1.0, completed=share)
+
+        yield Phases(show)
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner with the time, for work that does not say how far it is."""
+    with phases() as shown:
+        shown.report(what, 0.0)
+        yield

@@ -1,0 +1,52 @@
+"""`sitsc plan show`: a plan as text for people, or as it is."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sitsc.commands.output import Json
+from sitsc.core.errors import PlanError
+
+if TYPE_CHECKING:
+    from sitsc.core.plan import Plan
+
+app = typer.Typer(help="Plans: what an artifact will execute, predicted and explained.")
+
+
+@app.callback()
+def _plan() -> None:
+    """Keeps `show` a subcommand while it is the only one."""
+
+
+@app.command("show")
+def show(
+    artifact: Annotated[Path, typer.Argument(help="An artifact, or a plan.json.")],
+    regime: Annotated[
+        list[str] | None,
+        typer.Option(help="Kernels of this regime, such as decode_4; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a plan executes, what it costs and what is predicted."""
+    plan = read(artifact)
+    if as_json:
+        print(plan.text(), end="")
+        return
+    from sitsc.commands.plan_view import plan_lines  # noqa: PLC0415  (imports torch)
+
+    print("\n".join(plan_lines(plan, tuple(regime or ()))))
+
+
+def read(place: Path) -> "Plan":
+    """The plan of an artifact or of a file. Raises SitscError."""
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (imports torch)
+    from sitsc.core.plan import read_plan  # noqa: PLC0415
+
+    if not place.is_file():
+        return open_artifact(place).plan
+    try:
+        return read_plan(place.read_text(encoding="utf-8"), place.name)
+    except (UnicodeDecodeError, OSError) as error:
+        hint = "give an artifact or a plan.json"
+        raise PlanError(f"{place} cannot be read: {error}", hint=hint) from None

@@ -1,0 +1,183 @@
+"""A plan for people: facts, one table of kernels a regime, memory, KV groups and predictions.
+
+In: a plan and the names of regimes. Out: lines of plain text, each as long as it needs.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from sitsc.commands.output import bytes_text, count_text, table_lines
+from sitsc.core.errors import OptionError
+from sitsc.core.plan import Plan, Regime
+
+_LABEL_WIDTH = 10
+
+
+def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
+    """The text of a plan; by default with decode at batch 1 and the largest prefill."""
+    sections = [_labelled(_facts(plan))]
+    sections += [_regime(regime) for regime in choose(plan, regimes)]
+    sections += [_memory(plan), _kv(plan), _predictions(plan)]
+    sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]
+    return [line for section in sections for line in ("", *section)][1:]
+
+
+def choose(plan: Plan, names: Sequence[str]) -> list[Regime]:
+    """The regimes called `names`. Raises OptionError listing those there are."""
+    known = {regime.name: regime for regime in plan.regimes}
+    if not names:
+        prefill = [r for r in plan.regimes if r.kind == "prefill"]
+        largest = max(prefill, key=lambda r: r.sizes["tokens"], default=None)
+        found = [known.get("decode_1"), largest]
+        return [regime for regime in found if regime is not None]
+    for name in names:
+        if name not in known:
+            raise OptionError(f"no regime {name!r} in this plan", hint=f"one of {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _labelled(facts: Sequence[tuple[str, str]]) -> list[str]:
+    return [label.ljust(_LABEL_WIDTH) + text for label, text in facts]
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    model, parallel, numerics, schedule = plan.model, plan.parallel, plan.numerics, plan.schedule
+    size = model.dimensions
+    shape = [
+        f"{label} {size[key]}"
+        for label, key in (
+            ("layers", "num_hidden_layers"),
+            ("hidden", "hidden_size"),
+            ("heads", "num_attention_heads"),
+            ("KV heads", "num_key_value_heads"),
+            ("intermediate", "intermediate_size"),
+        )
+        if key in size
+    ]
+    shape += [f"vocabulary {plan.tokens.vocab_size}", f"context {plan.tokens.max_context}"]
+    classes = [
+        f"{c.name} × {len(c.layers)} (layers {ranges(c.layers)})" for c in model.layer_classes
+    ]
+    invariant = "batch-invariant" if numerics.batch_invariant else "not batch-invariant"
+    steps = f"at most {schedule.max_batch} sequences and {schedule.max_step_tokens} tokens a step"
+    threads = f"{plan.target.threads} threads" if plan.target.threads else "threads as the machine"
+    split = f"TP {parallel.tp} × PP {parallel.pp} × EP {parallel.ep} × DP {parallel.dp}"
+    alternatives = f"{len(parallel.alternatives) or 'no'} alternatives considered"
+    changing = ", ".join(numerics.changing_passes) or "no pass"
+    return [
+        ("model", f"{model.architecture}: {', '.join(shape)}"),
+        ("layers", "; ".join(classes)),
+        ("target", f"{plan.target.name}, {plan.target.isa}, {plan.target.topology}, {threads}"),
+        (
+            "parallel",
+            f"{split}, micro-batch {parallel.micro_batch}, chunks of {parallel.chunk_tokens}"
+            f" tokens, ranks {len(plan.ranks)}; {alternatives}",
+        ),
+        (
+            "numerics",
+            f"{numerics.dtype}, weights {numerics.weights}, KV {numerics.kv_dtype}, accumulation"
+            f" {numerics.accumulate}, {invariant}, changed by {changing}",
+        ),
+        (
+            "buckets",
+            f"decode {spaced(schedule.decode_buckets)},"
+            f" prefill {spaced(schedule.prefill_buckets)}; {steps}",
+        ),
+        ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+    ]
+
+
+def spaced(values: Sequence[int]) -> str:
+    """Numbers with blanks between."""
+    return " ".join(map(str, values)) or "none"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers as ranges, both ends included: 0-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _regime(regime: Regime) -> list[str]:
+    sizes = regime.sizes
+    launches = ", ".join(f"{launch.kind} {launch.kernel}" for launch in regime.launches)
+    title = (
+        f"{regime.name}: {sizes['sequences']} sequences, {sizes['tokens']} new tokens,"
+        f" {sizes['context']} before; launches {launches}"
+    )
+    header = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
+    return [title, *table_lines([header, *_kernel_rows(regime)], left=4)]
+
+
+def _kernel_rows(regime: Regime) -> Iterator[tuple[str, ...]]:
+    whole = regime.predicted_us or 1.0
+    for row in sorted(regime.kernels, key=lambda row: -row.predicted_us):
+        yield (
+            row.name,
+            row.op,
+            row.by,
+            row.layer_class or "-",
+            str(row.count),
+            bytes_text(row.bytes),
+            count_text(row.flops),
+            f"{row.predicted_us:.1f}",
+            f"{100 * row.predicted_us / whole:.1f} %",
+        )
+    kernels = regime.kernels
+    yield (
+        "together",
+        *("", "", ""),
+        str(sum(row.count for row in kernels)),
+        bytes_text(sum(row.bytes for row in kernels)),
+        count_text(sum(row.flops for row in kernels)),
+        f"{regime.predicted_us:.1f}",
+        "",
+    )
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    places = {tier.data: f"{tier.place}: {tier.method}" for tier in memory.tiers}
+    sizes = (
+        ("weights", memory.weights_bytes),
+        ("kv", memory.kv_bytes),
+        ("arena", memory.arena_bytes),
+        ("inside packages", memory.package_bytes),
+        ("graphs", memory.graph_bytes),
+        ("slack", memory.slack_bytes),
+        ("together", memory.total_bytes),
+    )
+    rows = [(name, places.get(name, ""), bytes_text(n), str(n)) for name, n in sizes]
+    return table_lines([("memory of one device", "", "", "bytes"), *rows], left=2)
+
+
+def _kv(plan: Plan) -> list[str]:
+    header = ("KV group", "layers", "layout", "dtype", "heads", "head dim", "tokens a page")
+    rows = [
+        (
+            group.name,
+            ranges(group.layers),
+            group.layout,
+            group.dtype,
+            str(group.kv_heads),
+            str(group.head_dim),
+            str(group.page_tokens),
+            str(group.page_bytes),
+            str(plan.memory.kv_pages),
+            str(group.window or "all"),
+        )
+        for group in plan.kv
+    ]
+    return table_lines([(*header, "page bytes", "pages", "window"), *rows], left=4)
+
+
+def _predictions(plan: Plan) -> list[str]:
+    rows = [
+        (name, f"{item.value:.4g}", item.unit, f"± {100 * item.error:.0f} %")
+        for name, item in sorted(plan.predictions.items())
+    ]
+    return table_lines([("prediction", "", "", "error"), *rows])
