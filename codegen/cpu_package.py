@@ -74,9 +74,18 @@ def cpu_module(graph: fx.Graph) -> fx.GraphModule:
             env[node] = new.get_attr(key)
         elif node.op == "call_function":
             env[node] = _copy_call(new, node, env)
+            if _is_shared(node):
+                env[node] = new.call_function(cpu_shims.overload("keep"), (env[node],))
         else:
             env[node] = new.node_copy(node, lambda n: env[n])
     return fx.GraphModule(root, new)
+
+
+def _is_shared(node: fx.Node) -> bool:
+    """Whether Inductor would compute this value anew for each of the kernels that read it."""
+    kernels = cpu_shims.declarations()
+    readers = sum(user.target in kernels for user in node.users)
+    return readers > 1 and node.target not in kernels
 
 
 def _placeholder(spec: WeightSpec) -> Tensor:

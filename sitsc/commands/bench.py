@@ -1,0 +1,165 @@
+"""`sitsc bench`: decode, time to first token, start-up and memory of artifacts, written as evidence."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_PACKAGES = ("torch", "numpy", "tokenizers")
+
+
+def hardware_name() -> str:
+    """The machine as a user would name it: "2-core AMD EPYC"."""
+    cores, model = 0, platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().splitlines()
+        cores = sum(line.startswith("processor") for line in lines)
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        model = names[0] if names else model
+    return f"{cores}-core {model}" if cores else model
+
+
+def commit() -> str:
+    """The commit of the source tree, with "+" when it was changed; "" outside of one."""
+    place = Path(__file__).resolve().parents[2]
+    try:
+        head = subprocess.run(
+            ["git", "-C", str(place), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "-C", str(place), "status", "--porcelain", "-uno"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+" if changed else "")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, versions, commit and date of a measurement."""
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {
+        "hardware": hardware_name(),
+        "versions": {"python": platform.python_version(), **versions},
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def bench(
+    artifacts: Annotated[list[Path], typer.Argument(help="artifact folders")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="decode batch sizes")] = None,
+    context: Annotated[list[int] | None, typer.Option(help="decode contexts, tokens")] = None,
+    prompt: Annotated[list[int] | None, typer.Option(help="prompt lengths for TTFT")] = None,
+    steps: Annotated[int, typer.Option(help="decode steps a measurement", min=8)] = 128,
+    text: Annotated[Path | None, typer.Option(help="measure perplexity on this text")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Measure artifacts on this machine."""
+    from sitsc.runtime.measure import measure_read_bandwidth  # noqa: PLC0415  (torch: seconds)
+
+    report = environment() | {
+        "ceilings": {"read_bytes_per_s": measure_read_bandwidth()},
+        "results": {},
+    }
+    for root in artifacts:
+        result = _one(root, batch or [1], context or [128], prompt or [512], steps, text, report)
+        report["results"][result.pop("name")] = result
+        if not as_json:
+            print(_line(result))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        kept = json.loads(out.read_text()) if out.is_file() else {}
+        out.write_text(json.dumps(kept | report, indent=1, sort_keys=True) + "\n")
+    if as_json:
+        print(json.dumps(report))
+
+
+def _one(
+    root: Path,
+    batches: list[int],
+    contexts: list[int],
+    prompts: list[int],
+    steps: int,
+    text: Path | None,
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    from sitsc.runtime.loader import load  # noqa: PLC0415
+    from sitsc.runtime.measure import (  # noqa: PLC0415
+        measure_decode,
+        measure_kernel_step,
+        measure_ttft,
+    )
+    from sitsc.runtime.score import perplexity  # noqa: PLC0415
+
+    session = load(root)
+    plan = session.artifact.plan
+    bandwidth = report["ceilings"]["read_bytes_per_s"]
+    decode = [measure_decode(session, b, c, steps) for b in batches for c in contexts]
+    limit_ms = plan.memory.weights_bytes / bandwidth * 1e3
+    result = {
+        "name": f"{plan.numerics.dtype}{'-int8' if plan.numerics.weights == 'int8' else ''}",
+        "plan": plan.sha256(),
+        "isa": session.executor.library.isa,
+        "decode": [asdict(d) for d in decode],
+        "launch_ms": measure_kernel_step(session, contexts[0], steps),
+        "limit_ms": limit_ms,
+        "fraction_of_limit": limit_ms / decode[0].median_ms,
+        "ttft_ms": {str(tokens): measure_ttft(session, tokens, 5) for tokens in prompts},
+        "start": probe(root),
+    }
+    if text is not None and session.tokenizer is not None:
+        ids = session.tokenizer.encode(text.read_text(), True)
+        result |= {"perplexity": perplexity(session.executor, ids, 1024), "text_tokens": len(ids)}
+    return result
+
+
+def probe(root: Path, repeats: int = 3) -> dict[str, Any]:
+    """Start a process that answers once, a few times; the report of the fastest start."""
+    reports = []
+    for _ in range(repeats):
+        command = [
+            sys.executable,
+            "-m",
+            "sitsc.runtime.probe",
+            str(root),
+            str(time.time_ns()),
+            "32",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        reports.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    best = min(reports, key=lambda r: r["first_token_s"])
+    best["peak_over_weights"] = best["peak_bytes_above_torch"] / best["weights_bytes"]
+    return best
+
+
+def _line(result: dict[str, Any]) -> str:
+    rows = [
+        f"bs {d['batch']} ctx {d['context']}: {d['median_ms']:.2f} ms a step (best "
+        f"{d['best_ms']:.2f}, p95 {d['p95_ms']:.2f}), {d['tokens_per_s']:.1f} tokens/s"
+        for d in result["decode"]
+    ]
+    rows.append(f"fraction of the limit {result['fraction_of_limit']:.2f}")
+    rows += [f"TTFT {tokens} tokens: {value:.1f} ms" for tokens, value in result["ttft_ms"].items()]
+    start = result["start"]
+    rows.append(
+        f"first token {start['first_token_s']:.2f} s after start, peak memory "
+        f"{start['peak_over_weights']:.2f} x weights above torch"
+    )
+    if "perplexity" in result:
+        rows.append(f"perplexity {result['perplexity']:.4f} on {result['text_tokens']} tokens")
+    return "\n".join(rows)
