@@ -10,7 +10,17 @@ from typing import ClassVar
 from torch import Tensor, fx
 
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import Node, arguments, aten, call, is_op, replace, same_shape, tensor
+from sitsc.passes.fxutil import (
+    Node,
+    arguments,
+    aten,
+    call,
+    is_op,
+    replace,
+    same_shape,
+    set_arguments,
+    tensor,
+)
 
 _CASTS = ("to", "_to_copy", "type_as")
 _COPIES = ("contiguous", "alias", "clone", "lift_fresh", "detach")
@@ -66,11 +76,21 @@ def _past(end: object, node: Node, dim: int) -> bool:
     return isinstance(end, int) and (end >= _NO_END or (isinstance(size, int) and end >= size))
 
 
+def _close_slice(node: Node) -> None:
+    """Write the end of an open slice as a number where the size is one."""
+    args = arguments(node)
+    size, end = tensor(node.args[0]).shape[args["dim"]], args["end"]
+    if isinstance(size, int) and (end is None or (isinstance(end, int) and end >= _NO_END)):
+        set_arguments(node, end=size)
+
+
 def _respell(graph: fx.Graph, node: Node) -> None:
     if is_op(node, *_VIEWS):
         args = (node.args[0], list(node.args[1]))
         with graph.inserting_before(node):
             replace(node, call(graph, aten.reshape.default, args, node))
+    elif is_op(node, "slice"):
+        _close_slice(node)
     elif is_op(node, "reciprocal") and is_op(node.args[0], "sqrt"):
         with graph.inserting_before(node):
             replace(node, call(graph, aten.rsqrt.default, (node.args[0].args[0],), node))

@@ -1,4 +1,4 @@
-"""Fuse gate·up: two linear layers and the activation between them become one.
+"""Fuse gate·up: two linear layers (or halves of one) and the activation between them become one.
 
 The weight rows are [gate; up]; needs an intermediate size that is a multiple of the row block of
 the kernels, no bias, and one reader of each half. Otherwise the layers stay apart.
@@ -26,6 +26,7 @@ from sitsc.passes.fxutil import (
     weight_of,
 )
 from sitsc.passes.lower_linear import linear_arguments
+from sitsc.passes.slices import half
 
 
 def joined(specs: list[WeightSpec]) -> WeightSpec:
@@ -61,24 +62,46 @@ class FuseGlu:
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
         for node in calls(graph, "glu"):
-            old = arguments(node)
-            gate, up = plain_linear(old["gate"]), plain_linear(old["up"])
-            single = all(len(old[key].users) == 1 for key in ("gate", "up"))
-            if gate is not None and up is not None and single and _fits(gate, up):
-                self._fuse(graph, node, gate, up)
-
-    def _fuse(self, graph: fx.Graph, node: Node, gate: dict[str, Any], up: dict[str, Any]) -> None:
-        specs = [spec_of(gate["weight"]), spec_of(up["weight"])]
-        given = {key: gate[key] for key in ("x", "out_features", "out_dtype")}
-        given |= {"epilogue": "glu", "activation": arguments(node)["activation"]}
-        given["weight"] = add_weight(graph, joined(specs), gate["weight"])
-        with graph.inserting_before(node):
-            args = linear_arguments(**given)
-            replace(node, call(graph, ops.fused_linear.default, args, node))
+            gate, up = node.args[:2]
+            if any(len(part.users) != 1 for part in (gate, up)):
+                continue
+            given = _two_layers(graph, gate, up) or _one_layer(gate, up)
+            if given is not None:
+                args = linear_arguments(**given, epilogue="glu", activation=node.args[2])
+                with graph.inserting_before(node):
+                    replace(node, call(graph, ops.fused_linear.default, args, node))
 
 
-def _fits(gate: dict[str, Any], up: dict[str, Any]) -> bool:
-    same = all(gate[key] == up[key] for key in ("x", "out_features", "out_dtype"))
-    biased = gate["bias"] is not None or up["bias"] is not None
-    different = gate["weight"] is not up["weight"]
-    return same and different and not biased and gate["out_features"] % BLOCK_ROWS == 0
+def _two_layers(graph: fx.Graph, gate: Node, up: Node) -> dict[str, Any] | None:
+    """Arguments of the fused layer when gate and up are layers of their own."""
+    one, two = plain_linear(gate), plain_linear(up)
+    if one is None or two is None or one["weight"] is two["weight"]:
+        return None
+    given = {key: one[key] for key in ("x", "out_features", "out_dtype")}
+    biased = one["bias"] is not None or two["bias"] is not None
+    if biased or any(two[key] != value for key, value in given.items()):
+        return None
+    if given["out_features"] % BLOCK_ROWS:
+        return None
+    specs = [spec_of(one["weight"]), spec_of(two["weight"])]
+    return given | {"weight": add_weight(graph, joined(specs), one["weight"])}
+
+
+def _one_layer(gate: Node, up: Node) -> dict[str, Any] | None:
+    """Arguments of the fused layer when gate and up are the halves of one layer's output."""
+    first, second = half(gate), half(up)
+    if first is None or second is None or first[0] is not second[0]:
+        return None
+    whole = plain_linear(first[0])
+    in_order = (first[1:], second[1:]) == ((0, "half"), (1, "half"))
+    if whole is None or whole["bias"] is not None or not in_order:
+        return None
+    size, odd = divmod(whole["out_features"], 2 * BLOCK_ROWS)
+    if odd or not _read_only_by(first[0], {gate, up}):
+        return None
+    given = {key: whole[key] for key in ("x", "weight", "out_dtype")}
+    return given | {"out_features": size * BLOCK_ROWS}
+
+
+def _read_only_by(node: Node, parts: set[Node]) -> bool:
+    return all(user in parts or set(user.users) <= parts for user in node.users)

@@ -4,7 +4,6 @@ Recognises the rotate-half form, the interleaved form (stack of pairs, flattened
 prefix concatenated with the rest. cos and sin become [tokens, rotary_dim].
 """
 
-import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +22,7 @@ from sitsc.passes.fxutil import (
     same_shape,
     tensor,
 )
+from sitsc.passes.slices import half, last_dim, last_slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,66 +55,6 @@ class _Rope:
     out: Node
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Elements start, start + step, … (before stop) of the last dimension of `source`."""
-
-    source: Node
-    start: int
-    stop: int
-    step: int
-
-
-def _last(node: Node) -> int:
-    return tensor(node).dim() - 1
-
-
-def last_slice(node: Node) -> _Range | None:
-    """What a slice or a part of a split takes, when it takes from the last dimension."""
-    if _is_part(node):
-        parts, index = node.args
-        sizes = [part.shape[-1] for part in parts.meta["val"]]
-        found = _Range(parts.args[0], sum(sizes[:index]), sum(sizes[: index + 1]), 1)
-        return (
-            found if arguments(parts)["dim"] % tensor(found.source).dim() == _last(node) else None
-        )
-    return _sliced(node) if is_op(node, "slice") else None
-
-
-def _is_part(node: Node) -> bool:
-    split = ("split", "chunk", "split_with_sizes")
-    called = isinstance(node, fx.Node) and node.target is operator.getitem
-    return called and is_op(node.args[0], *split)
-
-
-def _sliced(node: Node) -> _Range | None:
-    args, source = arguments(node), node.args[0]
-    whole = tensor(source).shape[-1]
-    bounds = [args["start"], args["end"], args["step"]]
-    known = isinstance(whole, int) and all(isinstance(b, int) or b is None for b in bounds)
-    if not known or args["dim"] % tensor(source).dim() != _last(source):
-        return None
-    start, stop, _ = slice(*bounds).indices(whole)
-    return _Range(source, start, stop, args["step"])
-
-
-def half(node: Node) -> tuple[Node, int, str] | None:
-    """(source, 0 or 1, style) when a node is the low or high half, or the even or odd elements."""
-    part = last_slice(node)
-    if part is None:
-        return None
-    whole = tensor(part.source).shape[-1]
-    if whole % 2:
-        return None
-    taken = (part.start, part.stop, part.step)
-    for index in (0, 1):
-        if taken == (index * whole // 2, (index + 1) * whole // 2, 1):
-            return part.source, index, "half"
-        if taken == (index, whole, 2):
-            return part.source, index, "interleaved"
-    return None
-
-
 def _rotated(node: Node) -> tuple[Node, str] | None:
     """(source, style) when a node is (-x2, x1) of a source, in either style."""
     if is_op(node, "cat"):
@@ -124,7 +64,11 @@ def _rotated(node: Node) -> tuple[Node, str] | None:
     else:
         return None
     parts, dim = joined.args[0], arguments(joined)["dim"]
-    if len(parts) != 2 or not is_op(parts[0], "neg") or dim % tensor(joined).dim() != _last(joined):
+    if (
+        len(parts) != 2
+        or not is_op(parts[0], "neg")
+        or dim % tensor(joined).dim() != last_dim(joined)
+    ):
         return None
     high, low = half(parts[0].args[0]), half(parts[1])
     if high is None or low is None or high[0] is not low[0]:

@@ -31,7 +31,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
     """The spec of a small tensor that tracing computed (rotary frequencies and the like)."""
-    data = value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes().hex()
+    flat = value.detach().cpu().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes().hex()
     shape = tuple(value.shape)
     return WeightSpec(name, "constant", (), shape, dtype_name(value.dtype), "plain", data)
 
