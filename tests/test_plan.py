@@ -1,0 +1,161 @@
+"""The plan: golden texts, the same bytes everywhere, digests, and that it is what runs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sitsc.core.artifact import MANIFEST, PLAN, hash_file, open_artifact
+from sitsc.core.canonical import canonical_json
+from sitsc.core.errors import PlanError
+from sitsc.core.options import CompileOptions
+from sitsc.core.plan import SCHEMA, Plan, read_plan
+from sitsc.core.sampling import SamplingOptions
+from sitsc.models.random_checkpoint import write_random
+from sitsc.pipeline import inspect, plan_checkpoint
+
+OPTIONS = CompileOptions(dtype="float32", max_context=256, max_batch=4, prefill_chunk_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random("tiny-llama", tmp_path_factory.mktemp("plan") / "tiny-llama")
+
+
+def make(folder: Path, options: CompileOptions) -> Plan:
+    return plan_checkpoint(inspect(folder, options), options).plan
+
+
+@pytest.fixture(scope="module")
+def plan(tiny: Path) -> Plan:
+    return make(tiny, OPTIONS)
+
+
+def test_golden_text(plan, golden):
+    golden("plan_tiny-llama_float32.json", plan.text())
+
+
+def test_golden_text_int8(tiny, golden):
+    options = replace(OPTIONS, dtype="bfloat16", weights="int8")
+    golden("plan_tiny-llama_int8.json", make(tiny, options).text())
+
+
+def test_the_same_bytes_in_another_process(tiny, plan):
+    program = (
+        "import sys; from sitsc.core.options import CompileOptions\n"
+        "from sitsc.pipeline import inspect, plan_checkpoint\n"
+        f"o = {OPTIONS!r}\n"
+        "sys.stdout.write(plan_checkpoint(inspect(sys.argv[1], o), o).plan.text())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "77", "PATH": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+    )
+    assert done.stdout == plan.text()
+
+
+def test_a_plan_reads_back_as_itself(plan):
+    again = read_plan(plan.text())
+    assert again == plan and again.sha256() == plan.sha256() and again.runs() == plan.runs()
+
+
+def test_predictions_do_not_change_what_runs(plan):
+    faster = {k: replace(p, value=p.value / 2) for k, p in plan.predictions.items()}
+    other = replace(plan, predictions=faster)
+    assert other.sha256() != plan.sha256() and other.runs() == plan.runs()
+    wider = replace(plan, schedule=replace(plan.schedule, max_batch=3))
+    assert wider.runs() != plan.runs()
+
+
+@pytest.mark.parametrize(
+    ("edit", "names"),
+    [
+        (lambda v: v | {"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}"),
+        (lambda v: v | {"surprise": 1}, "surprise"),
+        (lambda v: {k: x for k, x in v.items() if k != "memory"}, "memory"),
+        (lambda v: v | {"memory": v["memory"] | {"arena_bytes": "big"}}, "plan.memory.arena_bytes"),
+        (lambda v: [v], "no plan"),
+    ],
+)
+def test_a_malformed_plan_is_refused_by_name(plan, edit, names):
+    value = json.loads(plan.text())
+    with pytest.raises(PlanError) as caught:
+        read_plan(json.dumps(edit(value)))
+    assert names in str(caught.value)
+
+
+def test_a_truncated_plan_is_refused(plan):
+    with pytest.raises(PlanError):
+        read_plan(plan.text()[: len(plan.text()) // 2])
+
+
+def test_every_option_changes_the_fingerprint():
+    other = {
+        "target": "cpu2",
+        "dtype": "float32",
+        "weights": "int8",
+        "kv_dtype": "float32",
+        "max_context": 128,
+        "max_batch": 3,
+        "prefill_chunk_tokens": 128,
+        "kv_tokens": 4096,
+        "pack": False,
+        "allow_unknown_keys": ("x",),
+    }
+    base = CompileOptions()
+    fixed = {"page_tokens"}  # one value is allowed today
+    assert {f.name for f in fields(CompileOptions)} - fixed == set(other)
+    prints = {base.fingerprint()} | {
+        replace(base, **{name: value}).fingerprint() for name, value in other.items()
+    }
+    assert len(prints) == len(other) + 1
+
+
+def sign(root: Path, plan: Plan) -> None:
+    """Write an edited plan into an artifact so that it verifies."""
+    (root / PLAN).write_text(plan.text())
+    value = json.loads((root / MANIFEST).read_text())
+    entry = hash_file(root / PLAN)
+    value["plan"], value["runs"] = plan.sha256(), plan.runs()
+    value["files"][PLAN] = {"bytes": entry.bytes, "sha256": entry.sha256}
+    (root / MANIFEST).write_text(canonical_json(value))
+
+
+def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path):
+    """Edit the threads of a launch and the chunk of a prefill: the run changes accordingly."""
+    from sitsc.runtime.loader import load
+
+    root = tmp_path / "edited"
+    shutil.copytree(tiny_artifact, root)
+    plan = open_artifact(root).plan
+    before = load(tiny_artifact)
+    prompt = list(range(10, 60))
+    wanted = before.engine.generate_batch([prompt], SamplingOptions(max_tokens=6))[0].token_ids
+
+    def with_threads(regime):
+        return replace(regime, launches=tuple(replace(x, grid=(1,)) for x in regime.launches))
+
+    edited = replace(
+        plan,
+        regimes=tuple(with_threads(r) for r in plan.regimes),
+        schedule=replace(plan.schedule, prefill_chunk_tokens=16),
+    )
+    sign(root, edited)
+    session = load(root)
+    steps = []
+    execute = session.executor.execute
+    session.executor.execute = lambda batch: (steps.append(batch.num_tokens), execute(batch))[1]
+    threads = torch.get_num_threads()
+    answer = session.engine.generate_batch([prompt], SamplingOptions(max_tokens=6))[0]
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+    assert steps[:4] == [16, 16, 16, 2]
+    assert answer.token_ids == wanted
