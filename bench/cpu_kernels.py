@@ -89,9 +89,9 @@ def bind_attention(
     table = torch.randperm(pages).to(torch.int32)
     angles = torch.rand(tokens, HEAD_DIM) * 6
     cos, sin = angles.cos().to(bf16), angles.sin().to(bf16)
-    for _ in range(layers):
+    pool = huge_empty((layers, 2, pages, KV_HEADS * HEAD_DIM * 16), bf16).normal_()
+    for caches in pool:
         qkv = torch.randn(tokens, width).to(bf16)
-        caches = huge_empty((2, pages, KV_HEADS * HEAD_DIM * 16), bf16).normal_()
         yield kernels.bind(
             "attention", q=qkv, k=qkv[:, Q_HEADS * HEAD_DIM :],
             v=qkv[:, (Q_HEADS + KV_HEADS) * HEAD_DIM :], q_stride_token=width,
