@@ -71,12 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return _pipe_closed()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer caught it first
+            return _pipe_closed()
+        raise
     except Exception as error:
         if isinstance(error, _CLICK_ERROR):
             return _usage(error)
         raise
+
+
+def _pipe_closed() -> int:
+    """Nobody reads any more; what is still buffered must not fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # pyright: ignore[reportOptionalMemberAccess]
+    return PIPE_CLOSED
 
 
 def _refused(message: str, code: int) -> int:

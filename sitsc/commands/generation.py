@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sitsc.commands.output import phases
+from sitsc.core import env
 from sitsc.core.errors import OptionError
 from sitsc.core.sampling import SamplingOptions
 
@@ -51,6 +52,7 @@ def load_session(artifact: Path, weights: Path | None = None, verify: bool = Tru
     """Load an artifact, timed. Raises SitscError before anything is generated."""
     if weights is not None and not weights.is_dir():
         raise OptionError(f"--weights {weights} is not a folder", hint="name the checkpoint")
+    env.num_threads()  # a bad value is told before anything is loaded
     startup = {"python": process_age_s()}
     start = time.perf_counter()
     from sitsc.runtime.loader import load  # noqa: PLC0415  (imports torch)

@@ -231,7 +231,9 @@ def read_manifest(root: Path) -> Manifest:
         text = (root / MANIFEST).read_text(encoding="utf-8")
         value = json.loads(text)
     except (ValueError, OSError, RecursionError) as error:
-        raise VerifyError(f"{MANIFEST} cannot be read: {error}", where=root.name) from None
+        raise VerifyError(
+            f"{MANIFEST} cannot be read: {error}", where=root.name, hint=AGAIN
+        ) from None
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA:
         raise ArtifactError(
@@ -242,7 +244,7 @@ def read_manifest(root: Path) -> Manifest:
     try:
         manifest = from_value(Manifest, value, MANIFEST)
     except PlanError as error:
-        raise VerifyError(f"{MANIFEST} is damaged: {error}", where=root.name) from None
+        raise VerifyError(f"{MANIFEST} is damaged: {error}", where=root.name, hint=AGAIN) from None
     if text != canonical_json(value) or manifest.digest != _manifest_digest(value):
         raise VerifyError(f"{MANIFEST} was altered", where=root.name, hint=AGAIN)
     for name in manifest.files:
