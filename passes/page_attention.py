@@ -97,9 +97,9 @@ def _pool(graph: fx.Graph, index: int, layout: KvLayout, layers: int, context: P
     fixed = (2, layout.kv_heads, layout.head_dim * context.page_tokens)
     with mode:
         value = torch.empty(
-            (layers, _HINT_PAGES, *fixed), dtype=DTYPES[context.kv_dtype], device=like.device
+            (_HINT_PAGES, layers, *fixed), dtype=DTYPES[context.kv_dtype], device=like.device
         )
-    return add_input(graph, f"kv_{index}", value, (layers, "pages", *fixed))
+    return add_input(graph, f"kv_{index}", value, ("pages", layers, *fixed))
 
 
 def _rows(graph: fx.Graph, node: Node) -> Node:

@@ -151,8 +151,8 @@ def _memory(
         slack_bytes=0,
         total_bytes=total,
         tiers=(
-            Tier("weights", "host", "mapped from the artifact, shared and read-only"),
-            Tier("kv", "host", "one allocation, pages touched when used"),
+            Tier("weights", "host", "read from the artifact into one block of huge pages"),
+            Tier("kv", "host", "one block of huge pages, touched when used"),
             Tier("arena", "host", "one allocation"),
         ),
     )

@@ -76,7 +76,7 @@ def kv_groups(graph: fx.Graph, page_tokens: int) -> tuple[KvGroup, ...]:
                 page_bytes=2 * heads * dim * page_tokens * value.dtype.itemsize * len(calls),
                 window=min(windows) if len(windows) == 1 else 0,
                 dtype=dtype_name(value.dtype),
-                layout="layer, page, k: [head, dim, token], v: [head, token, dim]",
+                layout="page, layer, k: [head, dim, token], v: [head, token, dim]",
             )
         )
     return tuple(groups)

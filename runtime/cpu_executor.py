@@ -5,17 +5,19 @@ the step, and calls its packages; sizes, order and bindings all come from the pl
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sitsc.core.artifact import Artifact
 from sitsc.core.env import num_threads
-from sitsc.core.errors import ArtifactError, ExecutionError, PlanError
-from sitsc.core.plan import Argument, Launch, Regime
+from sitsc.core.errors import ExecutionError, PlanError
+from sitsc.core.plan import Argument, Launch, Package, Regime
 from sitsc.core.serving.batch import StepBatch
 from sitsc.runtime.cpu_library import CpuLibrary
 from sitsc.runtime.memory import Arena, allocate_pool
+from sitsc.runtime.package import load_package
 
 _MOST_BINDINGS = 256
 
@@ -29,7 +31,7 @@ class CpuExecutor:
         self.arena = Arena(self.plan.memory)
         self.pools = {g.name: allocate_pool(g, self.plan.memory.kv_pages) for g in self.plan.kv}
         self.weights = weights
-        self._packages = {p.name: self._load(artifact, p.name) for p in self.plan.packages}
+        self._packages = {p.name: self._load(artifact, p) for p in self.plan.packages}
         scratch = self.arena.buffer("workspace")
         self._workspace = self.arena.view("workspace", (scratch.bytes,))
         self._regimes = _by_kind(self.plan.regimes)
@@ -43,23 +45,18 @@ class CpuExecutor:
         }
         self._threads = -1
 
-    def _load(self, artifact: Artifact, name: str) -> torch._C._aoti.AOTIModelPackageLoader:  # pyright: ignore
-        package = next(p for p in self.plan.packages if p.name == name)
-        path = str(artifact.file(package.file))
-        try:
-            loaded = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)  # pyright: ignore
-        except RuntimeError as error:
-            first = str(error).splitlines()[0]
-            raise ArtifactError(f"package {package.file} cannot be loaded: {first}") from error
+    def _load(self, artifact: Artifact, package: Package) -> Any:
+        """A package ready to run: its code in memory, its constants the planned weights."""
+        runner = load_package(artifact.file(package.file))
         constants = {}
-        for key in loaded.get_constant_fqns():
+        for key in runner.get_constant_names_to_original_fqns().values():
             if key not in package.constants:
                 raise PlanError(
                     f"package {package.file} wants constant {key}, which the plan lacks"
                 )
             constants[key] = self.weights[package.constants[key]]
-        loaded.load_constants(constants, False, True, True)
-        return loaded
+        runner.update_constant_buffer(constants, False, True, True)
+        return runner
 
     def execute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
         """Logits [sampled rows, width] float32, in the order of the True of `batch.sample`.
@@ -72,7 +69,7 @@ class CpuExecutor:
         for launch in regime.launches:
             result = self._launch(launch, sizes)
         assert result is not None
-        return result
+        return result if rows or any(batch.sample) else result[:0]
 
     def _regime(self, kind: str, tokens: int) -> Regime:
         """The smallest regime of a kind that holds the step, or the largest there is."""
@@ -89,7 +86,7 @@ class CpuExecutor:
         arguments = self._bind(launch, sizes)
         self.library.set_workspace(self._workspace.data_ptr(), self._workspace.numel())
         try:
-            return self._packages[launch.kernel].boxed_run(list(arguments))[0]
+            return self._packages[launch.kernel].run(arguments)[0]
         except RuntimeError as error:
             why = self.library.error() or str(error).splitlines()[0]
             raise ExecutionError(f"{launch.kernel}: {why}") from error

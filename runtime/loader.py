@@ -21,7 +21,7 @@ from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.checkpoint_weights import read_checkpoint
 from sitsc.runtime.cpu_executor import CpuExecutor
 from sitsc.runtime.engine import Engine
-from sitsc.runtime.memory import map_weights
+from sitsc.runtime.memory import read_weights
 from sitsc.runtime.tokenizer import Tokenizer
 
 TARGET = "cpu"
@@ -115,7 +115,7 @@ def _weights(
     if artifact.manifest.packed:
         if folder is not None:
             raise ArtifactError("this artifact holds its weights", hint="leave out --weights")
-        return map_weights(artifact)
+        return read_weights(artifact)
     place = folder or Path(artifact.manifest.checkpoint_hint)
     if not str(place) or not place.is_dir():
         raise ArtifactError(

@@ -59,7 +59,7 @@ def step_inputs(
         name = node.meta.get("input", "")
         if node.op == "placeholder" and name.startswith("kv_"):
             shape = list(node.meta["val"].shape)
-            shape[1] = 2 * pages + 1
+            shape[0] = 2 * pages + 1
             values[name] = torch.full(shape, float("nan"), dtype=node.meta["val"].dtype)
     return values
 

@@ -1,6 +1,6 @@
 """sitsc::attention (as traced) and sitsc::paged_attention (as executed over a paged KV pool).
 
-Pool of one KV group: [layers, pages, 2, kv_heads, head_dim * page_tokens]; a K page keeps
+Pool of one KV group: [pages, layers, 2, kv_heads, head_dim * page_tokens]; a K page keeps
 [head_dim, page_tokens] per head (keys side by side in the fastest dimension), a V page
 [page_tokens, head_dim]. Sizes are elements, positions count from the start of the sequence.
 """
@@ -110,7 +110,7 @@ def paged_attention(
     """Rotate q and k, write k and v to their pages, attend; a ragged batch of sequences.
 
     q [tokens, heads, dim], k, v [tokens, kv_heads, dim], cos, sin [tokens, rotary_dim],
-    kv [layers, pages, 2, kv_heads, dim * page_tokens] (`layer` within the group),
+    kv [pages, layers, 2, kv_heads, dim * page_tokens] (`layer` within the group),
     block_table [sequences, pages] int32, query_start [sequences + 1] int32,
     context_lens [sequences] int32 (tokens already in the pages). Out [tokens, heads * dim].
     """
@@ -118,7 +118,7 @@ def paged_attention(
         assert cos is not None and sin is not None
         q = rope_reference(q, cos[:, None], sin[:, None], rope_style)
         k = rope_reference(k, cos[:, None], sin[:, None], rope_style)
-    pool, dim = kv[layer], q.shape[-1]
+    pool, dim = kv[:, layer], q.shape[-1]
     out = torch.empty((q.shape[0], q.shape[1] * v.shape[2]), dtype=q.dtype, device=q.device)
     starts, contexts = query_start.tolist(), context_lens.tolist()
     for sequence, before in enumerate(contexts):
