@@ -83,9 +83,10 @@ def cpu_module(graph: fx.Graph) -> fx.GraphModule:
 
 def _is_shared(node: fx.Node) -> bool:
     """Whether Inductor would compute this value anew for each of the kernels that read it."""
-    kernels = cpu_shims.declarations()
-    readers = sum(user.target in kernels for user in node.users)
-    return readers > 1 and node.target not in kernels
+    value, kernels = node.meta.get("val"), cpu_shims.declarations()
+    if node.target in kernels or not isinstance(value, Tensor) or not value.is_contiguous():
+        return False
+    return sum(user.target in kernels for user in node.users) > 1
 
 
 def _placeholder(spec: WeightSpec) -> Tensor:

@@ -145,7 +145,7 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
         ) from error
     graph: fx.Graph = program.graph
     _describe(graph, program.graph_signature.input_specs, constants, owners)
-    _drop_assertions(graph)
+    drop_assertions(graph)
     output: Any = graph.output_node()
     output.args = (output.args[0][0],)
     return fx.GraphModule(nn.Module(), graph)
@@ -180,7 +180,7 @@ def _describe(
         by_name[spec.name] = node
 
 
-def _drop_assertions(graph: fx.Graph) -> None:
+def drop_assertions(graph: fx.Graph) -> None:
     """Erase run-time assertions, and the weights that nothing reads."""
     for node in reversed(list(graph.nodes)):
         assertion = "_assert" in str(node.target) or "sym_constrain" in str(node.target)

@@ -48,7 +48,7 @@ def pools(graph: fx.Graph, pages: int) -> dict[str, Tensor]:
         name = node.meta.get("input", "")
         if name.startswith("kv_"):
             shape = list(node.meta["val"].shape)
-            shape[1] = pages
+            shape[node.meta["dims"].index("pages")] = pages
             found[name] = torch.full(shape, float("nan"), dtype=node.meta["val"].dtype)
     return found
 

@@ -1,6 +1,6 @@
 """sitsc::keep: a copy that a code generator may not undo.
 
-Put after a value that many kernels read, so that it is computed once and not again for each of them.
+Put after a value that many kernels read, so that it is computed once and not for each of them.
 """
 
 import torch
