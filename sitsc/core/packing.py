@@ -1,7 +1,7 @@
 """Packing: every planned weight buffer streamed into one file, one buffer in memory at a time.
 
-In: the specs of a plan and a reader of checkpoint rows. Out: the weights file and its index. Offsets are
-multiples of 64 bytes, so that kernels may use the mapped file as it is.
+In: the specs of a plan and a reader of checkpoint rows. Out: the weights file and its index.
+Offsets and length are multiples of 64 bytes, so that kernels may use the mapped file as it is.
 """
 
 from collections.abc import Callable
@@ -32,4 +32,5 @@ def write_weights(
             file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
             index.append(StoredWeight(spec.name, offset, spec.nbytes))
             progress(spec.nbytes)
+        file.write(b"\0" * (-file.tell() % ALIGNMENT))
     return index

@@ -1,0 +1,103 @@
+"""`sitsc compile` on a full disk, killed or stopped: no artifact, or a whole one."""
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sitsc.core.artifact_problems import find_problems
+from sitsc.core.errors import ArtifactError
+from tests.commands.command_line import call, spawn, start
+
+
+def limit(nbytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+
+
+@pytest.mark.parametrize("nbytes", [1 << 12, 450_000])
+def test_a_disk_that_takes_no_more(
+    tiny_checkpoint: Path, tiny_artifact: Path, tmp_path: Path, nbytes: int
+):
+    """The limit of a process on the size of a file stands for a full disk."""
+    assert (tiny_artifact / "weights.bin").stat().st_size > 450_000
+    out = tmp_path / "folder" / "out"
+    result = spawn("compile", tiny_checkpoint, "-o", out, before=lambda: limit(nbytes))
+    result.refused(2, f"cannot write {out}", "nothing was left behind")
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(tiny_checkpoint: Path, tiny_artifact: Path, small_disk: Path, capfd):
+    out = small_disk / "out"
+    call(capfd, "compile", tiny_checkpoint, "-o", out).refused(2, "the disk is full")
+    call(capfd, "models", "random", "llama32-1b", "-o", out).refused(2, "the disk is full")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written(tiny_checkpoint: Path, tmp_path: Path, monkeypatch, capfd):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SITSC_CACHE", str(tmp_path / "file"))
+    result = call(capfd, "compile", tiny_checkpoint, "-o", tmp_path / "out")
+    result.refused(2, "compile cache", "set SITSC_CACHE")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def partial_folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if ".partial-" in path.name]
+
+
+def wait_for_partial(folder: Path, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None and not partial_folders(folder):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_while_generating_code(
+    tiny_checkpoint: Path, tmp_path: Path, number: signal.Signals
+):
+    """A stop that can be handled removes everything that was half written."""
+    places = tmp_path / "places"
+    places.mkdir()
+    env = os.environ | {"SITSC_CACHE": str(tmp_path / "cache")}
+    process = start("compile", tiny_checkpoint, "-o", places / "out", env=env)
+    wait_for_partial(places, process)
+    time.sleep(2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in err
+    assert list(places.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [0, 0.005, 0.02, 0.05, 0.1, 2])
+def test_killed_at_any_moment(
+    tiny_checkpoint: Path, tiny_artifact: Path, tmp_path: Path, seconds: float, capfd
+):
+    """The output is absent or whole, and what is left of a partial one is no artifact."""
+    out = tmp_path / "out"
+    process = start("compile", tiny_checkpoint, "-o", out)
+    wait_for_partial(tmp_path, process)
+    time.sleep(seconds)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not out.exists() or find_problems(out) == []
+    for left in partial_folders(tmp_path):
+        with pytest.raises(ArtifactError, match="interrupted compile"):
+            find_problems(left)
+        call(capfd, "verify", left).refused(2, "interrupted compile")
