@@ -1,8 +1,9 @@
 """All kernels of an artifact to machine code: a pool of fresh processes, and a cache.
 
 In: kernel instances and an architecture number (90). Out: `kernels/sm_90/<key>.cubin`, its
-metadata `.json` and its source `.py` for each, the same bytes on every machine. A kernel is taken
-from the compile cache when the same text was compiled by the same Triton before.
+metadata `.json` and its source `.py` for each, the same bytes on every machine. A kernel that
+spills registers, or needs more shared memory than the architecture has, is refused. One that was
+compiled by the same Triton before comes from the compile cache.
 """
 
 import multiprocessing
@@ -15,7 +16,7 @@ from pathlib import Path
 from sitsc.codegen.aot_kernel import (
     CompiledKernel,
     check_limits,
-    compile_kernel,
+    compile_unchecked,
     source_name,
     triton_version,
 )
@@ -32,6 +33,14 @@ Progress = Callable[[float], None]
 _CACHE = "kernels"  # below the folder of the compile cache, with a limit of its own
 _CACHED_KERNELS = 4096
 _VERSION = 1  # raise it when the compiler options or the metadata change
+
+
+def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
+    """Compile one kernel in this process, without the cache. Raises CompileError, TargetError."""
+    limit = shared_memory_bytes(sm)
+    kernel = compile_unchecked(source, sm)
+    check_limits(kernel.metadata, limit)
+    return kernel
 
 
 def compile_kernels(
@@ -81,7 +90,7 @@ def _compiled(sources: list[KernelSource], sm: int, jobs: int) -> Iterator[Compi
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(sources)), mp_context=context) as pool:
-        tasks = {pool.submit(compile_kernel, source, sm): source for source in sources}
+        tasks = {pool.submit(compile_unchecked, source, sm): source for source in sources}
         try:
             for task in as_completed(tasks):
                 yield task.result()
