@@ -15,6 +15,7 @@ from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
+from sitsc.core.errors import TargetError
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
@@ -49,6 +50,7 @@ def compile_model(
     dump: Path | None = None,
 ) -> Artifact:
     """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done."""
+    _check_target(options.target)
     with ArtifactWriter(Path(out)) as writer:
         checkpoint = inspect(model, options)
         packer.check_options(checkpoint, options)
@@ -62,6 +64,12 @@ def compile_model(
         packed = _write_weights(checkpoint, plan, options, writer, progress)
         write_tokenizer(checkpoint, writer)
         return writer.finish(plan, _manifest(checkpoint, plan, packed))
+
+
+def _check_target(name: str) -> None:
+    """Raises TargetError for a target that is unknown or has no code generator."""
+    if load_target(name).cuda is not None:
+        raise TargetError(f"no code is generated for {name} yet", hint="--target cpu")
 
 
 def inspect(model: str | Path, options: CompileOptions) -> Checkpoint:

@@ -83,6 +83,7 @@ def test_only_the_allowed_key_is_ignored(model: Path, tmp_path: Path, capfd):
     ("option", "value", "part"),
     [
         ("--target", "h900", "one of: "),
+        ("--target", "h200", "no code is generated for h200 yet"),
         ("--dtype", "int3", "one of auto"),
         ("--weights", "int1", "one of none, int8"),
         ("--kv-dtype", "fp7", "one of auto"),
