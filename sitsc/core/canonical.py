@@ -18,7 +18,7 @@ def _normal(value: Any) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} has no canonical form")
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") + 0.0  # -0.0 becomes 0.0
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("keys of a canonical object must be strings")

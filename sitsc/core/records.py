@@ -71,9 +71,11 @@ def _read_tuple(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
 
 
 def _read_union(kind: Any, value: Any, path: str) -> Any:
-    options = typing.get_args(kind)
-    if value is None and type(None) in options:
+    options = [option for option in typing.get_args(kind) if option is not type(None)]
+    if value is None and len(options) < len(typing.get_args(kind)):
         return None
+    if len(options) == 1:
+        return _read(options[0], value, path)
     for option in options:
         try:
             return _read(option, value, path)

@@ -31,7 +31,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
     """The spec of a small tensor that tracing computed (rotary frequencies and the like)."""
-    flat = value.detach().cpu().reshape(-1)
+    flat = value.detach().cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes().hex()
     shape = tuple(value.shape)
     return WeightSpec(name, "constant", (), shape, dtype_name(value.dtype), "plain", data)
@@ -84,8 +84,8 @@ ReadRows = Callable[[str, int, int], torch.Tensor]
 def materialise(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
     """The buffer of `spec` (`stored_shape`); `read(tensor, start, stop)` gives checkpoint rows."""
     if spec.role == "constant":
-        raw = bytearray(bytes.fromhex(spec.data))
-        return torch.frombuffer(raw, dtype=DTYPES[spec.dtype]).reshape(spec.shape)
+        raw = torch.tensor(list(bytes.fromhex(spec.data)), dtype=torch.uint8)
+        return raw.view(DTYPES[spec.dtype]).reshape(spec.shape)
     if spec.role == "scale":
         return _scales(spec, read)
     if spec.format == "plain":
