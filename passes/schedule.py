@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from sitsc.core.plan import Argument, KernelRow, KvGroup, LayerClass, Launch, Regime, Target
+from sitsc.core.plan import (
+    Argument,
+    KernelRow,
+    KvGroup,
+    LayerClass,
+    Launch,
+    LaunchGroup,
+    Regime,
+    Target,
+)
 from sitsc.core.printer import symbol_names, target_name
 from sitsc.core.weights import dtype_name
 from sitsc.passes.cost import Sizes, cost_of, predict_us
 from sitsc.passes.fxutil import arguments, is_op, layer_of, module_path, tensor, weight_of
 
 KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "paged_attention")
+PACKAGE_GROUP = "step"
 _TYPICAL_CONTEXT = 512
 
 
@@ -53,7 +63,9 @@ def buckets(max_batch: int, chunk_tokens: int, max_context: int) -> list[StepSiz
     """Decode buckets 1, 2, 4 … max_batch, then prefill buckets up to the chunk."""
     context = min(_TYPICAL_CONTEXT, max(1, max_context - 1))
     decode = [StepSizes("decode", b, b, context) for b in powers_of_two(1, max_batch)]
-    prefill = [StepSizes("prefill", t, 1, 0) for t in powers_of_two(min(64, chunk_tokens), chunk_tokens)]
+    prefill = [
+        StepSizes("prefill", t, 1, 0) for t in powers_of_two(min(64, chunk_tokens), chunk_tokens)
+    ]
     return decode + prefill
 
 
@@ -62,7 +74,9 @@ def kv_groups(graph: fx.Graph, page_tokens: int) -> tuple[KvGroup, ...]:
     groups = []
     pools = [n for n in graph.nodes if str(n.meta.get("input", "")).startswith("kv_")]
     for pool in pools:
-        calls = [n for n in graph.nodes if is_op(n, "paged_attention") and arguments(n)["kv"] is pool]
+        calls = [
+            n for n in graph.nodes if is_op(n, "paged_attention") and arguments(n)["kv"] is pool
+        ]
         windows = {arguments(n)["window"] for n in calls}
         heads, dim = (int(size) for size in tensor(arguments(calls[0])["k"]).shape[1:])
         value = tensor(pool)
@@ -90,7 +104,7 @@ def step_arguments(graph: fx.Graph) -> tuple[Argument, ...]:
             name = node.meta["input"]
             source = "kv" if name.startswith("kv_") else "arena"
             dtype = dtype_name(tensor(node).dtype)
-            arguments_.append(Argument(name, source, name, dtype, node.meta["dims"], None))
+            arguments_.append(Argument(name, source, name, dtype, node.meta["dims"]))
     return tuple(arguments_)
 
 
@@ -109,7 +123,12 @@ def kernel_rows(
             continue
         layer = layer_of(node)
         by = "kernel" if is_op(node, *KERNELS) else "inductor"
-        key = (_label(node), target_name(node), by, class_of.get(layer, "") if layer is not None else "")
+        key = (
+            _label(node),
+            target_name(node),
+            by,
+            class_of.get(layer, "") if layer is not None else "",
+        )
         old = rows.get(key, KernelRow(*key, count=0, bytes=0, flops=0, predicted_us=0.0))
         rows[key] = KernelRow(
             *key,
@@ -145,7 +164,7 @@ def regimes(
     """One regime a bucket, each launching `package` once."""
     symbols = symbol_names(graph)
     inputs = step_arguments(graph)
-    logits = Argument("logits", "package", "logits", "float32", ("rows", logits_width), None)
+    logits = Argument("logits", "package", "logits", "float32", ("rows", logits_width))
     found = []
     for step in steps:
         values = step.values(page_tokens)
@@ -166,5 +185,6 @@ def regimes(
             predicted_us=time,
         )
         name = f"{step.kind}_{step.tokens}"
-        found.append(Regime(name, step.kind, values, (launch,), rows, time))
+        group = LaunchGroup(PACKAGE_GROUP, (), (launch,))
+        found.append(Regime(name, step.kind, values, (group,), rows, time))
     return tuple(found)

@@ -66,8 +66,9 @@ class CpuExecutor:
         sizes = self._fill(batch, rows)
         regime = self._regime(batch.regime, sizes["tokens"])
         result: Tensor | None = None
-        for launch in regime.launches:
-            result = self._launch(launch, sizes)
+        for group in regime.groups:
+            for launch in group.launches:
+                result = self._launch(launch, sizes)
         assert result is not None
         return result if rows or any(batch.sample) else result[:0]
 

@@ -131,7 +131,9 @@ def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path):
     wanted = before.engine.generate_batch([prompt], SamplingOptions(max_tokens=6))[0].token_ids
 
     def with_threads(regime):
-        return replace(regime, launches=tuple(replace(x, grid=(1,)) for x in regime.launches))
+        [group] = regime.groups
+        one = tuple(replace(launch, grid=(1,)) for launch in group.launches)
+        return replace(regime, groups=(replace(group, launches=one),))
 
     edited = replace(
         plan,

@@ -104,7 +104,9 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _regime(regime: Regime) -> list[str]:
     sizes = regime.sizes
-    launches = ", ".join(f"{launch.kind} {launch.kernel}" for launch in regime.launches)
+    launches = ", ".join(
+        f"{launch.kind} {launch.kernel}" for group in regime.groups for launch in group.launches
+    )
     title = (
         f"{regime.name}: {sizes['sequences']} sequences, {sizes['tokens']} new tokens,"
         f" {sizes['context']} before; launches {launches}"

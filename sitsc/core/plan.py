@@ -97,9 +97,11 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a launch: an arena buffer, a KV pool or a scalar.
+    """One argument of a launch.
 
-    `shape` holds sizes, or the names of sizes of the step ("tokens", "sequences+1").
+    `source` says what `buffer` names: "arena", "weight", "kv", "size" (of the step) or "scalar"
+    (`value`). `shape` holds sizes, or their names ("tokens", "sequences+1"). `offset` and
+    `layer_stride` are bytes from the start of the buffer, the second once a layer of the group.
     """
 
     name: str
@@ -107,7 +109,9 @@ class Argument:
     buffer: str
     dtype: str
     shape: tuple[int | str, ...]
-    value: float | None
+    value: float | None = None
+    offset: int = 0
+    layer_stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,15 @@ class Launch:
     bytes: int
     flops: int
     predicted_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGroup:
+    """Launches in order; with layers, repeated for each, "{layer}" in a weight's name replaced."""
+
+    name: str
+    layers: tuple[int, ...]
+    launches: tuple[Launch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,7 @@ class Regime:
     name: str
     kind: str
     sizes: dict[str, int]
-    launches: tuple[Launch, ...]
+    groups: tuple[LaunchGroup, ...]
     kernels: tuple[KernelRow, ...]
     predicted_us: float
 

@@ -3,6 +3,6 @@
 Importing this package registers all of them, so that a graph can be executed at every stage.
 """
 
-from sitsc.core.ops import attention, embedding, keep, linear, norm, rope
+from sitsc.core.ops import attention, embedding, keep, linear, norm, rope, rope_table
 
-__all__ = ["attention", "embedding", "keep", "linear", "norm", "rope"]
+__all__ = ["attention", "embedding", "keep", "linear", "norm", "rope", "rope_table"]

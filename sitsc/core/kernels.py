@@ -1,0 +1,34 @@
+"""What the planner asks of a code generator: kernel instances, without importing it.
+
+In: a template's name, the shape it is for and a tile. Out: the key of the instance, its arguments in
+order, its grid and the scratch it needs. `codegen` provides it; `passes` schedule with it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """One kernel instance: `grid` entries are numbers or names of step sizes ("sequences")."""
+
+    key: str
+    template: str
+    arguments: tuple[tuple[str, str], ...]
+    grid: tuple[int | str, ...]
+    tile: dict[str, int]
+    dependent: bool
+    num_partials: int = 0
+    num_counters: int = 0
+
+
+class KernelProvider(Protocol):
+    """Makes kernel instances for one target."""
+
+    def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
+        """The kernel of a linear layer for up to `tokens` tokens; None: take the library."""
+        ...
+
+    def make(self, template: str, **shape: Any) -> KernelInfo:
+        """The kernel of any other template."""
+        ...
