@@ -34,3 +34,6 @@ FUSED: tuple[Pass, ...] = (
 )
 CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
 CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())
+
+if __name__ == "passes":
+    raise ImportError("import this package as sitsc.passes, not as passes")

@@ -1,0 +1,45 @@
+# Needs Python 3.11 or newer, make and g++; everything else is installed into .venv.
+#   make demo   a real model from download to answer
+#   make test   lint, types and all CPU tests (TESTS=tests/core to run some)
+
+PYTHON ?= python3
+CXX := $(if $(filter default undefined,$(origin CXX)),g++,$(CXX))
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export SITSC_CACHE ?= $(CURDIR)/.cache
+MODELS := $(SITSC_CACHE)/models
+MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+FETCH := import pathlib, sitsc.models.fetch as f; f.fetch_smollm2(pathlib.Path("$(MODELS)"))
+OLD := import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed")
+TESTS ?=
+
+.PHONY: demo test lint format clean
+
+demo: $(INSTALLED)
+	$(BIN)/sitsc demo
+
+test: lint $(MODEL)
+	SITSC_SMOLLM2=$(MODEL) $(BIN)/pytest $(TESTS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(MODEL): | $(INSTALLED)
+	$(BIN)/python -c '$(FETCH)'
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(OLD)'
+	@command -v $(CXX) > /dev/null || { echo "g++ is needed (or set CXX)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
