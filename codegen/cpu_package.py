@@ -60,6 +60,8 @@ def _target(node: fx.Node) -> Any:
         return fused_linear_reference
     if node.target is cpu_shims.overload("packed_embedding"):
         return None
+    if node.target not in inlined():
+        raise CompileError(f"{node.target} has no CPU kernel and cannot be inlined")
     return inlined()[node.target]
 
 
@@ -70,6 +72,8 @@ def cpu_module(graph: fx.Graph) -> fx.GraphModule:
     for node in graph.nodes:
         if node.op == "placeholder" and "weight" in node.meta:
             key = weight_key(node.meta["weight"].name)
+            if hasattr(root, key):
+                raise CompileError(f"two weights would both be called {key}")
             root.register_buffer(key, _placeholder(node.meta["weight"]))
             env[node] = new.get_attr(key)
         elif node.op == "call_function":

@@ -18,9 +18,10 @@ def symbol_names(graph: fx.Graph) -> dict[str, str]:
     """Names of the symbolic sizes in a graph, from the dimension names of its step inputs."""
     names: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op != "placeholder" or "dims" not in node.meta:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
             continue
-        for size, dim in zip(node.meta["val"].shape, node.meta["dims"], strict=True):
+        for size, dim in zip(value.shape, node.meta.get("dims", ()), strict=False):
             if not isinstance(size, int):
                 names.setdefault(str(size), str(dim))
     return names

@@ -19,7 +19,7 @@ from sitsc.core.printer import Printer
 
 def verify_graph(graph: fx.Graph, after: str) -> None:
     """Raise GraphError when `graph` is not valid; `after` names the pass that ran last."""
-    graph.lint()
+    _check_form(graph, after)
     outputs = [node for node in graph.nodes if node.op == "output"]
     if len(outputs) != 1 or not isinstance(outputs[0].args[0], fx.Node):
         raise GraphError("a graph returns exactly one tensor", where=f"after {after}")
@@ -30,6 +30,14 @@ def verify_graph(graph: fx.Graph, after: str) -> None:
             _check_call(graph, node, after)
         elif node.op != "output":
             _fail(graph, node, after, f"unexpected node kind {node.op}")
+
+
+def _check_form(graph: fx.Graph, after: str) -> None:
+    """What fx itself asks for: definitions before uses, unique names, users in step with uses."""
+    try:
+        graph.lint()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise GraphError(str(error).splitlines()[0], where=f"after {after}") from error
 
 
 def _check_placeholder(graph: fx.Graph, node: fx.Node, after: str) -> None:
