@@ -182,6 +182,7 @@ def _metadata(
         sm=sm,
         arch=used.arch,
         arguments=source.arguments,
+        aligned=source.aligned,
         constants=source.constants,
         num_warps=found["num_warps"],
         num_stages=found["num_stages"],

@@ -1,6 +1,10 @@
 """Small Triton kernels for the tests of the compiler and of the launcher, with their references."""
 
+from pathlib import Path
+
+from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.triton_source import KernelSource
+from sitsc.core.kernel_meta import KernelMeta, kernel_folder, read_kernel_meta
 
 TEXT = '''import triton
 import triton.language as tl
@@ -41,6 +45,13 @@ def step(x_ptr, out_ptr, count: tl.int64, BLOCK: tl.constexpr, PDL: tl.constexpr
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + at, mask=at < count, other=0)
     tl.store(out_ptr + at, 2 * x + 1, mask=at < count)
+
+
+@triton.jit
+def copy_tiles(x, out, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """out = x, bfloat16 [rows, cols], by tensor descriptors: the copy engine checks the edges."""
+    row, col = tl.program_id(0) * ROWS, tl.program_id(1) * COLS
+    out.store([row, col], x.load([row, col]))
 '''
 
 
@@ -112,11 +123,43 @@ def step(pdl: bool) -> KernelSource:
     )
 
 
+def copy_tiles() -> KernelSource:
+    """A kernel with tensor descriptors, for sm_90 and later."""
+    return KernelSource(
+        name="copy_tiles",
+        template="test",
+        text=TEXT,
+        arguments=(("x", "tensordesc<bf16[32,64]>"), ("out", "tensordesc<bf16[32,64]>")),
+        constants={"ROWS": 32, "COLS": 64},
+        aligned=(),
+        num_warps=4,
+        num_stages=1,
+        pdl=False,
+    )
+
+
 def all_kernels(sm: int) -> dict[str, KernelSource]:
     """The kernels that the launcher is tested with, by name."""
-    return {
+    kernels = {
         "add": add(),
         "small_matmul": small_matmul(),
         "large_matmul": large_matmul(),
         "step": step(pdl=sm >= 90),
     }
+    return kernels | ({"copy_tiles": copy_tiles()} if sm >= 90 else {})
+
+
+def compile_all(sm: int, folder: Path) -> dict[str, tuple[bytes, KernelMeta]]:
+    """Cubin and metadata of each of `all_kernels`, compiled or from the cache, by name."""
+    kernels = all_kernels(sm)
+    compile_kernels(list(kernels.values()), sm, folder)
+    return read_all(sm, folder)
+
+
+def read_all(sm: int, folder: Path) -> dict[str, tuple[bytes, KernelMeta]]:
+    """What `compile_all` wrote to a folder."""
+    found = {}
+    for name, source in all_kernels(sm).items():
+        path = folder / kernel_folder(sm) / f"{source.key()}.cubin"
+        found[name] = (path.read_bytes(), read_kernel_meta(path.with_suffix(".json").read_text()))
+    return found

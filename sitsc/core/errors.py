@@ -102,6 +102,10 @@ class VerifyError(ArtifactError):
     exit_code = 1
 
 
+class DeviceError(SitscError):
+    """The GPU, its driver, or a call to it cannot be used as asked."""
+
+
 class RequestError(SitscError):
     """One request cannot be served as asked; the engine goes on."""
 

@@ -17,8 +17,9 @@ class KernelMeta:
     """One kernel of one architecture.
 
     `function` is its name in the cubin, `arch` what the assembler was asked for ("sm_90a"),
-    `arguments` the run-time (name, type) pairs in order. A launch needs `scratch_bytes` of global
-    memory a program, `tensor_maps` describes the tensor descriptors among the arguments.
+    `arguments` the run-time (name, type) pairs in order; those in `aligned` must be divisible by
+    16. A launch needs `scratch_bytes` of global memory for each block of the grid; `tensor_maps`
+    describes the tensor descriptors among the arguments, in order.
     """
 
     key: str
@@ -27,6 +28,7 @@ class KernelMeta:
     sm: int
     arch: str
     arguments: tuple[tuple[str, str], ...]
+    aligned: tuple[str, ...]
     constants: dict[str, int | float | str | bool]
     num_warps: int
     num_stages: int
