@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import fx, nn
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# How long one example takes says nothing on a machine that others use too.
+settings.register_profile("sitsc", deadline=None)
+settings.load_profile("sitsc")
 
 Traced = Callable[[dict[str, Any], str], fx.GraphModule]
 

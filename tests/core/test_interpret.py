@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from graphs import HIDDEN, ROWS, node_of, table_graph
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import fx
 
 from sitsc.core.interpret import (
     RandomTensors,
@@ -50,24 +51,20 @@ def test_random_tensors_depend_on_name_shape_and_seed_alone():
     )
 
 
+@pytest.fixture(scope="module")
+def table() -> fx.Graph:
+    return table_graph()
+
+
 @given(st.integers(1, 70), st.sampled_from([1, 4, 16]))
-def test_a_step_has_pages_for_every_token(tokens: int, page_tokens: int):
-    values = step_inputs(table_graph_once(), list(range(tokens)), page_tokens)
+def test_a_step_has_pages_for_every_token(table: fx.Graph, tokens: int, page_tokens: int):
+    values = step_inputs(table, list(range(tokens)), page_tokens)
     (pages,) = values["block_table"].tolist()
     assert len(pages) * page_tokens >= tokens > (len(pages) - 1) * page_tokens
     assert len(set(pages)) == len(pages)
     assert values["query_start"].tolist() == [0, tokens]
     assert values["context_lens"].tolist() == [0]
     assert values["position_ids"].tolist() == list(range(tokens))
-
-
-_GRAPHS = []
-
-
-def table_graph_once():  # hypothesis calls the test often; the graph does not change
-    if not _GRAPHS:
-        _GRAPHS.append(table_graph())
-    return _GRAPHS[0]
 
 
 def test_a_pool_is_big_enough_and_starts_as_nan():
