@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from sitsc import __version__
-from sitsc.commands import compile, demo, models, plan, run, verify
+from sitsc.commands import bench, compile, demo, models, plan, run, verify
 from sitsc.core.errors import SitscError
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(compile.compile)
 app.command()(run.run)
+app.command()(bench.bench)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
 app.command()(verify.verify)
 app.command()(demo.demo)

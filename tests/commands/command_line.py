@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,15 +47,8 @@ def start(*arguments: object, **settings: object) -> subprocess.Popen[str]:
     )
 
 
-def spawn(
-    *arguments: object,
-    stdin: str = "",
-    env: dict[str, str] | None = None,
-    before: Callable[[], None] | None = None,
-) -> Result:
-    """Run in a process of its own; `before` runs in it first."""
-    process = start(
-        *arguments, stdin=subprocess.PIPE, env=os.environ | (env or {}), preexec_fn=before
-    )
+def spawn(*arguments: object, stdin: str = "", env: dict[str, str] | None = None) -> Result:
+    """Run in a process of its own."""
+    process = start(*arguments, stdin=subprocess.PIPE, env=os.environ | (env or {}))
     out, err = process.communicate(stdin, timeout=300)
     return Result(process.returncode, out, err)

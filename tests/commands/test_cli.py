@@ -11,7 +11,16 @@ import pytest
 from sitsc import __version__
 from tests.commands.command_line import call, spawn, start
 
-COMMANDS = ["compile", "run", "plan show", "verify", "demo", "models list", "models random"]
+COMMANDS = [
+    "compile",
+    "run",
+    "bench",
+    "plan show",
+    "verify",
+    "demo",
+    "models list",
+    "models random",
+]
 HEAVY = ("torch", "transformers", "rich", "numpy", "tokenizers", "jinja2")
 
 
@@ -43,6 +52,7 @@ def test_nothing_asked_for_is_answered_with_help(command: list[str], capfd):
         (["run", "artifact", "text", "--max-tokens", "many"], "--max-tokens"),
         (["models", "random", "tiny-llama"], "--out"),
         (["verify"], "Missing argument"),
+        (["bench"], "Missing argument"),
     ],
 )
 def test_usage_errors_are_one_line(command: list[str], part: str, capfd):

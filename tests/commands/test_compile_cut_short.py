@@ -1,5 +1,6 @@
 """`sitsc compile` on a full disk, killed or stopped: no artifact, or a whole one."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -12,21 +13,28 @@ import pytest
 
 from sitsc.core.artifact_problems import find_problems
 from sitsc.core.errors import ArtifactError
-from tests.commands.command_line import call, spawn, start
+from tests.commands.command_line import call, start
 
 
-def limit(nbytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+@contextlib.contextmanager
+def file_limit(nbytes: int) -> Iterator[None]:
+    """No file may grow beyond `nbytes` in here, which stands for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("nbytes", [1 << 12, 450_000])
+@pytest.mark.parametrize("name", ["plan.json", "cpu/kernels.so", "weights.bin"])
 def test_a_disk_that_takes_no_more(
-    tiny_checkpoint: Path, tiny_artifact: Path, tmp_path: Path, nbytes: int
+    tiny_checkpoint: Path, tiny_artifact: Path, tmp_path: Path, name: str, capfd
 ):
-    """The limit of a process on the size of a file stands for a full disk."""
-    assert (tiny_artifact / "weights.bin").stat().st_size > 450_000
+    """It is full one byte before the end of a file."""
     out = tmp_path / "folder" / "out"
-    result = spawn("compile", tiny_checkpoint, "-o", out, before=lambda: limit(nbytes))
+    with file_limit((tiny_artifact / name).stat().st_size - 1):
+        result = call(capfd, "compile", tiny_checkpoint, "-o", out)
     result.refused(2, f"cannot write {out}", "nothing was left behind")
     assert list((tmp_path / "folder").iterdir()) == []
 
