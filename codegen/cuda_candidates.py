@@ -1,0 +1,132 @@
+"""Tiles worth measuring, for each operation and number of tokens.
+
+In: an operation, the tokens of a step, what the GPU has. Out: templates with tile parameters, the
+likeliest first, all of which fit in shared memory and, by estimate, in registers. The ranges are
+those that won or came close on an H200. Measures nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from sitsc.codegen.cuda_attention import Heads
+from sitsc.codegen.cuda_linear import Linear
+from sitsc.codegen.cuda_rows import power_of_two
+from sitsc.core.hardware import CudaLimits
+
+_GEMV_TOKENS = 4  # at most that many on CUDA cores
+_SKINNY_TOKENS = 64  # at most that many on tensor cores, weights on the M side
+_THREAD_REGISTERS = 224  # of 255; the rest for addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A template and the parameters of its tile, for `instance(template, op, **tile)`.
+
+    `programs` are grids for a gemv, likeliest first; empty where the grid is no choice.
+    """
+
+    template: str
+    tile: dict[str, Any]
+    programs: tuple[int, ...] = ()
+
+
+def candidates(op: Linear | Heads, tokens: int, gpu: CudaLimits) -> tuple[Candidate, ...]:
+    """Tiles for a linear op of `tokens` tokens, or for decode attention of `tokens` sequences.
+
+    More than 64 tokens of a linear op have none: that is a library's product. Decode attention
+    has tiles with one split and with several; `split_counts` says how many.
+    """
+    if isinstance(op, Heads):
+        return tuple(_decode(op, gpu))
+    if tokens > _SKINNY_TOKENS:
+        return ()
+    found = list(_skinny(op, tokens, gpu)) if tokens > 2 else []
+    return tuple([*_gemv(op, tokens, gpu), *found] if tokens <= _GEMV_TOKENS else found)
+
+
+def split_counts(op: Heads, sequences: int, context: int, gpu: CudaLimits) -> tuple[int, ...]:
+    """Splits of the keys that fill the GPU one to eight times; 1 where there are enough heads."""
+    programs = sequences * op.kv_heads
+    most = max(1, context // 64)
+    wanted = {max(1, round(gpu.num_sms * times / programs)) for times in (1, 2, 4, 8)}
+    return tuple(sorted({min(count, most) for count in wanted} | {1}))
+
+
+def prefill_candidates(op: Heads, gpu: CudaLimits) -> tuple[Candidate, ...]:
+    """Tiles of attention_prefill."""
+    found: list[Candidate] = []
+    for (m, warps), n, stages in product(((128, 8), (128, 4), (64, 4)), (64, 128, 32), (3, 2, 4)):
+        padded = power_of_two(op.head_dim)
+        if (2 * stages * n + m) * padded * 2 <= gpu.shared_bytes and m * padded <= 128 * warps * 32:
+            tile = {"block_m": m, "block_n": n, "stages": stages, "num_warps": warps}
+            found.append(Candidate("attention_prefill", tile))
+    return tuple(found)
+
+
+def _programs(groups: int, split: int, gpu: CudaLimits) -> tuple[int, ...]:
+    """Grids of one to four programs a multiprocessor, and those that deal the groups evenly."""
+    found: list[int] = []
+    for times in (4, 3, 2, 1):
+        most = max(1, min(groups, gpu.num_sms * times // split))
+        rounds = -(-groups // most)
+        found += [most, -(-groups // rounds)]
+    return tuple(dict.fromkeys(found))
+
+
+def _gemv(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
+    widest = power_of_two(op.columns)
+    for block_k, block_n, warps in product((4096, 2048, 1024, 512), (2, 4, 8), (4, 8)):
+        if block_k > max(widest, 512):
+            continue
+        blocks = -(-op.columns // block_k)
+        splits = {1} if op.norm or op.columns % block_k or blocks > 16 else {1, blocks}
+        for split, stages in product(sorted(splits), (0, 3, 5)):
+            parts, threads = -(-blocks // split), warps * 32
+            sums = block_n * block_k * op.sides / threads
+            x = parts * block_k * tokens / threads
+            weights = parts * sums / 2 * (1 if stages else 2)
+            if sums < 16 or x + weights + sums / 2 > _THREAD_REGISTERS:
+                continue
+            if stages * parts * block_n * block_k * op.sides * 2 > gpu.shared_bytes:
+                continue
+            tile = {"block_n": block_n, "block_k": block_k, "stages": stages, "split": split}
+            tile |= {"tokens": tokens, "num_warps": warps}
+            yield Candidate("gemv", tile, _programs(-(-op.rows // block_n), split, gpu))
+    for block_n, block_k in ((4, 1024), (8, 512), (2, 2048)):
+        if block_k <= widest and block_n * block_k * op.sides * tokens / 128 <= _THREAD_REGISTERS:
+            tile = {"tokens": tokens, "block_n": block_n, "block_k": block_k}
+            yield Candidate("gemv_walk", tile)
+
+
+def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
+    block_t = max(16, power_of_two(tokens))
+    blocks = ((64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 8), (64, 64, 4), (32, 256, 4))
+    for (n, k, warps), split, ahead in product(blocks, (1, 2, 4, 8), (True, False)):
+        programs = -(-op.rows // n) * split
+        if (split > 1 and programs > 4 * gpu.num_sms) or op.columns % (split * k):
+            continue
+        depth = -(-op.columns // (split * k))
+        most = min(depth + 1, _most_stages(op, n, k, block_t, ahead, gpu))
+        for stages in sorted({min(stages, most) for stages in (4, 6)} - {0, 1}):
+            tile = {"block_t": block_t, "block_n": n, "block_k": k, "split": split}
+            tile |= {"stages": stages, "ahead": ahead, "num_warps": warps}
+            yield Candidate("skinny", tile)
+            if not ahead and block_t > 16:
+                yield Candidate("skinny", tile | {"prefetch_bytes": 1024})
+
+
+def _most_stages(op: Linear, n: int, k: int, t: int, ahead: bool, gpu: CudaLimits) -> int:
+    """Stages of weights, and of x unless it comes through registers, that shared memory holds."""
+    stage = (n * op.sides + (0 if ahead else t)) * k * 2
+    return (gpu.shared_bytes - (t * k * 2 if ahead else 0) - 1024) // stage
+
+
+def _decode(op: Heads, gpu: CudaLimits) -> Iterator[Candidate]:
+    padded = power_of_two(op.head_dim)
+    tiles = ((64, 4), (64, 2), (32, 2), (32, 1), (16, 1), (128, 4))
+    for (block, warps), stages, partial in product(tiles, (4, 3, 5), (True, False)):
+        if stages * 2 * block * padded * 2 <= gpu.shared_bytes:
+            tile = {"block": block, "stages": stages, "partial": partial, "num_warps": warps}
+            yield Candidate("attention_decode", tile)

@@ -1,0 +1,186 @@
+"""The linear family on CUDA: kernel instances of y = epilogue(W f(x)) from shape and tile.
+
+In: rows and columns of W, what stands before and after, a tile. Out: a `KernelSource`. W [N, K],
+x [tokens, K] and the residual [tokens, N] are bfloat16, row-major; sums are fp32. For epilogue
+"glu" W holds 2 N rows, gates first. Never decides which tile to take.
+"""
+
+from dataclasses import dataclass
+
+from sitsc.codegen.triton_source import KernelSource, render
+from sitsc.core.errors import CompileError
+
+EPILOGUES = ("store", "residual", "glu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """What is computed: out_features N, in_features K, the parts around the product.
+
+    `eps` and `offset` belong to the norm. `out_dtype` is "bf16" or "fp32" (logits).
+    """
+
+    rows: int
+    columns: int
+    norm: bool = False
+    eps: float = 0.0
+    offset: float = 0.0
+    epilogue: str = "store"
+    activation: str = "silu"
+    bias: bool = False
+    out_dtype: str = "bf16"
+
+    def check(self) -> None:
+        """Raises CompileError for an epilogue, activation or type that no template has."""
+        given = (self.epilogue, self.activation, self.out_dtype)
+        known = (EPILOGUES, ACTIVATIONS, ("bf16", "fp32"))
+        for value, names in zip(given, known, strict=True):
+            if value not in names:
+                hint = f"one of: {', '.join(names)}"
+                raise CompileError(f"linear kernels know no {value!r}", hint=hint)
+
+    @property
+    def sides(self) -> int:
+        """Rows of W for each row of y."""
+        return 2 if self.epilogue == "glu" else 1
+
+
+def arguments(op: Linear, split: int) -> tuple[tuple[str, str], ...]:
+    """Names and types of the run-time arguments that all kernels of the family begin with."""
+    names = [("x_ptr", "*bf16"), ("norm_ptr", "*bf16"), ("w_ptr", "*bf16"), ("bias_ptr", "*bf16")]
+    names += [("residual_ptr", "*bf16"), ("y_ptr", f"*{op.out_dtype}")]
+    names += [("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
+    absent = set() if op.norm else {"norm_ptr"}
+    absent |= set() if op.bias else {"bias_ptr"}
+    absent |= set() if op.epilogue == "residual" else {"residual_ptr"}
+    absent |= set() if split > 1 else {"partial_ptr", "counter_ptr"}
+    return tuple(pair for pair in names if pair[0] not in absent)
+
+
+def gemv(
+    op: Linear,
+    *,
+    tokens: int,
+    block_n: int,
+    block_k: int,
+    depth: int = 1,
+    stages: int = 0,
+    split: int = 1,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """1-4 tokens, x in registers; `stages` > 0 takes the weights through shared memory.
+
+    Runs on any grid that `split` divides. Without a split a program holds all columns, in blocks
+    of `block_k`. Raises CompileError for a norm with split columns.
+    """
+    if op.norm and split > 1:
+        raise CompileError("a row kernel with a norm needs all columns", hint="split 1")
+    blocks = -(-op.columns // block_k)
+    parts = -(-blocks // split)
+    constants = _shape(op) | {"GROUPS": -(-op.rows // block_n), "SPLIT": split}
+    constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k} | ({"STAGES": stages} if stages else {})
+    more = {"tokens": tokens, "parts": parts, "depth": depth, "split": split}
+    more |= {"ragged": parts * split * block_k != op.columns}
+    template = "cuda_gemv_stream" if stages else "cuda_gemv"
+    return _source(op, template, constants, more, split, num_warps, max(stages, 1), pdl, early)
+
+
+def gemv_walk(
+    op: Linear,
+    *,
+    tokens: int,
+    block_n: int,
+    block_k: int,
+    depth: int = 1,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """1-4 tokens; a program owns `block_n` rows and walks all columns."""
+    constants = _shape(op) | {"BLOCK_N": block_n, "BLOCK_K": block_k}
+    more = {"tokens": tokens, "depth": depth}
+    return _source(op, "cuda_gemv_walk", constants, more, 1, num_warps, 1, pdl, early)
+
+
+def skinny(
+    op: Linear,
+    *,
+    block_t: int,
+    block_n: int,
+    block_k: int,
+    stages: int,
+    split: int = 1,
+    ahead: bool = False,
+    prefetch_bytes: int = 0,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """Up to `block_t` (16, 32 or 64) tokens on tensor cores.
+
+    `ahead` requests weights before the dependency, otherwise `prefetch_bytes` of each row go to
+    L2 before it (sm_90 and up).
+    """
+    span = -(-op.columns // (split * block_k)) * block_k
+    constants = _shape(op) | {"SPAN": span, "SPLIT": split, "STAGES": stages}
+    constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_T": block_t}
+    more: dict[str, object] = {"split": split, "ragged": span * split != op.columns}
+    if not ahead:
+        more |= {"prefetch": min(prefetch_bytes, span * 2) // 16 * 16, "block_n": block_n}
+    template = "cuda_skinny_ahead" if ahead else "cuda_skinny"
+    return _source(op, template, constants, more, split, num_warps, stages, pdl, early)
+
+
+def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
+    """(fp32 partial sums, int32 counters) that the kernel needs; (0, 0) without a split.
+
+    Kernels of one stream share them. The counters must be zero before the first launch.
+    """
+    if "partial_ptr" not in dict(source.arguments):
+        return 0, 0
+    size = {name: int(value) for name, value in source.constants.items()}
+    if "BLOCK_T" not in size:
+        return size["SPLIT"] * op.sides * tokens * op.rows, size["GROUPS"]
+    tiles = -(-op.rows // size["BLOCK_N"])
+    rows = op.sides * size["BLOCK_N"] + 1
+    return tiles * size["SPLIT"] * rows * size["BLOCK_T"], tiles
+
+
+def _shape(op: Linear) -> dict[str, int]:
+    op.check()
+    return {"N": op.rows, "K": op.columns}
+
+
+def _source(
+    op: Linear,
+    template: str,
+    constants: dict[str, int],
+    more: dict[str, object],
+    split: int,
+    num_warps: int,
+    num_stages: int,
+    pdl: bool,
+    early: bool,
+) -> KernelSource:
+    """The rendered kernel; `more` are the parameters of this template alone."""
+    name = template.removeprefix("cuda_")
+    options = {"norm": op.norm, "eps": op.eps, "offset": op.offset, "epilogue": op.epilogue}
+    options |= {"activation": op.activation, "bias": op.bias, "split": split}
+    text = render(f"{template}.py.j2", name=name, pdl=pdl, early=early, **(options | more))
+    names = arguments(op, split)
+    if "skinny" in name:
+        names += (("num_tokens", "i32"),)
+    return KernelSource(
+        name=name,
+        template=name,
+        text=text,
+        arguments=names,
+        constants=dict(constants),
+        aligned=tuple(name for name, kind in names if kind.startswith("*")),
+        num_warps=num_warps,
+        num_stages=num_stages,
+        pdl=pdl,
+    )

@@ -1,0 +1,163 @@
+"""Row-wise kernels on CUDA: norm, gathers, rope table, glu, argmax, the step's next inputs.
+
+In: shapes and a tile. Out: a `KernelSource`. Rows are bfloat16 and contiguous, logits fp32; ids and
+positions int64, lengths int32. Each is small: what counts is that it starts early.
+"""
+
+from sitsc.codegen.triton_source import KernelSource, render
+from sitsc.core.errors import CompileError
+
+Arguments = tuple[tuple[str, str], ...]
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def make(
+    name: str,
+    arguments: Arguments,
+    constants: dict[str, int],
+    num_warps: int,
+    pdl: bool,
+    early: bool = True,
+    num_stages: int = 1,
+    **parameters: object,
+) -> KernelSource:
+    """The instance of template cuda_<name> with these arguments and constants."""
+    text = render(f"cuda_{name}.py.j2", name=name, pdl=pdl, early=early, **parameters)
+    return KernelSource(
+        name=name,
+        template=name,
+        text=text,
+        arguments=arguments,
+        constants=dict(constants),
+        aligned=tuple(name for name, kind in arguments if kind.startswith("*")),
+        num_warps=num_warps,
+        num_stages=num_stages,
+        pdl=pdl,
+    )
+
+
+def rms_norm(
+    *,
+    columns: int,
+    eps: float,
+    offset: float = 0.0,
+    weight: bool = True,
+    residual: bool = False,
+    num_warps: int = 8,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """x [rows, columns] to y; `residual` adds it first and keeps the sum in sum_ptr."""
+    names = ["x_ptr", *(("residual_ptr", "sum_ptr") if residual else ())]
+    names += [*(("norm_ptr",) if weight else ()), "y_ptr"]
+    return make(
+        "rms_norm",
+        tuple((name, "*bf16") for name in names),
+        {"H": columns, "BLOCK": power_of_two(columns)},
+        num_warps,
+        pdl,
+        early,
+        eps=eps,
+        offset=offset,
+        weight=weight,
+        residual=residual,
+    )
+
+
+def gather(
+    *,
+    columns: int,
+    scale: float = 1.0,
+    block: int = 1024,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits."""
+    return make(
+        "gather",
+        (("table_ptr", "*bf16"), ("ids_ptr", "*i64"), ("y_ptr", "*bf16")),
+        {"H": columns, "BLOCK": min(block, power_of_two(columns))},
+        num_warps,
+        pdl,
+        early,
+        scale=scale,
+    )
+
+
+def rope_table(
+    *,
+    rotary_dim: int,
+    style: str = "half",
+    scale: float = 1.0,
+    out_dtype: str = "bf16",
+    block_t: int = 4,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """cos, sin [tokens, rotary_dim] ("bf16" or "fp32") from position_ids and inv_freq fp32."""
+    if style not in ("half", "interleaved"):
+        raise CompileError(f"no rope table of style {style!r}", hint="half or interleaved")
+    kinds = {"position_ids_ptr": "*i64", "inv_freq_ptr": "*fp32"}
+    kinds |= {"cos_ptr": f"*{out_dtype}", "sin_ptr": f"*{out_dtype}", "num_tokens": "i32"}
+    return make(
+        "rope_table",
+        tuple(kinds.items()),
+        {"R": rotary_dim, "BLOCK_T": block_t, "BLOCK_R": power_of_two(rotary_dim)},
+        num_warps,
+        pdl,
+        early,
+        style=style,
+        scale=scale,
+    )
+
+
+def glu(
+    *,
+    columns: int,
+    activation: str = "silu",
+    block: int = 1024,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """y [tokens, columns] from x [tokens, 2 columns] = [gate; up]."""
+    constants = {"H": columns, "BLOCK": min(block, power_of_two(columns))}
+    names = (("x_ptr", "*bf16"), ("y_ptr", "*bf16"))
+    return make("glu", names, constants, num_warps, pdl, early, activation=activation)
+
+
+def argmax(
+    *,
+    vocabulary: int,
+    parts: int = 64,
+    block: int = 2048,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """ids [rows] of logits fp32 [rows, vocabulary]; `parts` programs share a row.
+
+    best_ptr fp32 and index_ptr int32 [rows, parts] are scratch, counter_ptr int32 [rows] zero.
+    """
+    span = -(-vocabulary // parts)
+    constants = {"V": vocabulary, "PARTS": parts, "SPAN": span}
+    constants |= {"BLOCK": min(block, power_of_two(span)), "BLOCK_PARTS": power_of_two(parts)}
+    kinds = {"logits_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32"}
+    kinds |= {"counter_ptr": "*i32", "ids_ptr": "*i64"}
+    return make("argmax", tuple(kinds.items()), constants, num_warps, pdl, early)
+
+
+def advance(
+    *, max_sequences: int = 256, num_warps: int = 4, pdl: bool = True, early: bool = True
+) -> KernelSource:
+    """The next step's token_ids, position_ids and context_lens from the sampled ids."""
+    kinds = {"ids_ptr": "*i64", "token_ids_ptr": "*i64", "position_ids_ptr": "*i64"}
+    kinds |= {"context_lens_ptr": "*i32", "num_sequences": "i32"}
+    constants = {"BLOCK": power_of_two(max_sequences)}
+    return make("advance", tuple(kinds.items()), constants, num_warps, pdl, early)

@@ -1,0 +1,180 @@
+"""CUDA kernels at tiny odd shapes in Triton's interpreter, against the torch references.
+
+Dependent launch is not known there: kernels are rendered without it. At real shapes and with it:
+tests/gpu/test_kernels_gpu.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sitsc.codegen.cuda_attention import Heads
+from sitsc.codegen.cuda_linear import Linear
+from sitsc.codegen.interpreter import Interpreter
+from tests.attention_checks import DecodeCheck, RaggedCheck
+from tests.kernel_checks import (
+    AdvanceCheck,
+    ArgmaxCheck,
+    GatherCheck,
+    GluCheck,
+    KernelCheck,
+    LinearCheck,
+    RmsNormCheck,
+    RopeTableCheck,
+)
+
+EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with Interpreter() as started:
+        yield started
+
+
+def verify(interpreter: Interpreter, check: KernelCheck) -> None:
+    prepared = check.prepare("cpu", pdl=False)
+    for step in prepared.steps:
+        interpreter.launch(step.source, step.grid, *step.arguments)
+    for each in prepared.checks:
+        assert each.passes(), f"{each.name}: relative error {each.error():.1e}"
+    for counter in prepared.zero:
+        assert not counter.any()
+
+
+GEMV = [
+    (Linear(33, 48), 1, {"block_n": 2, "block_k": 64}, 5),
+    (Linear(33, 48, bias=True, out_dtype="fp32"), 2, {"block_n": 4, "block_k": 16}, 0),
+    (Linear(33, 64, True, EPS, 0.0, "glu"), 2, {"block_n": 4, "block_k": 16, "depth": 2}, 5),
+    (Linear(33, 64, True, EPS, 1.0, "residual"), 3, {"block_n": 2, "block_k": 64}, 4),
+    (Linear(33, 96, epilogue="residual"), 3, {"block_n": 2, "block_k": 32, "split": 3}, 4),
+    (Linear(37, 48, epilogue="glu"), 1, {"block_n": 1, "block_k": 16, "split": 2}, 1),
+    (Linear(33, 64, True, EPS, 0.0, "glu", "relu", True), 4, {"block_n": 2, "block_k": 64}, 3),
+]
+
+
+@pytest.mark.parametrize("stages", [0, 3])
+@pytest.mark.parametrize("case", GEMV, ids=lambda case: f"{case[0].epilogue}-{case[1]}")
+def test_gemv(interpreter, case, stages):
+    op, tokens, tile, programs = case
+    verify(interpreter, LinearCheck("gemv", op, tokens, tile | {"stages": stages}, programs))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("case", [case for case in GEMV if "split" not in case[2]])
+def test_gemv_walk(interpreter, case, depth):
+    op, tokens, tile, _ = case
+    tile = {"block_n": tile["block_n"], "block_k": 32, "depth": depth}
+    verify(interpreter, LinearCheck("gemv_walk", op, tokens, tile))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu_erf", "relu"])
+def test_activations(interpreter, activation):
+    op = Linear(9, 16, epilogue="glu", activation=activation)
+    verify(interpreter, LinearCheck("gemv", op, 1, {"block_n": 2, "block_k": 16}))
+    verify(interpreter, GluCheck(3, 33, activation, {"block": 16}))
+
+
+SKINNY = [
+    (Linear(33, 48, out_dtype="fp32"), 3, {"block_n": 16, "block_k": 16}),
+    (Linear(33, 48, True, EPS, 0.0, "glu", "gelu_erf", True), 5, {"block_n": 16, "block_k": 32}),
+    (Linear(33, 48, True, EPS, 1.0, "residual"), 7, {"block_n": 32, "block_k": 16, "split": 2}),
+    (Linear(33, 80, False, 0.0, 0.0, "glu"), 16, {"block_n": 16, "block_k": 16, "split": 4}),
+    (Linear(40, 80, True, EPS, 0.0, "glu"), 1, {"block_n": 32, "block_k": 16, "split": 3}),
+    (Linear(64, 64, bias=True), 29, {"block_n": 64, "block_k": 64}),
+]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("case", SKINNY, ids=lambda case: f"{case[0].epilogue}-{case[1]}")
+def test_skinny(interpreter, case, ahead):
+    op, tokens, tile = case
+    more = {"block_t": 16 if tokens <= 16 else 32, "stages": 2, "ahead": ahead}
+    verify(interpreter, LinearCheck("skinny", op, tokens, tile | more))
+
+
+@pytest.mark.parametrize("template", ["gemv", "skinny"])
+@pytest.mark.parametrize("split", [1, 2])
+def test_y_may_be_the_residual(interpreter, template, split):
+    tiles = {"gemv": {"block_n": 4}, "skinny": {"block_n": 16, "block_t": 16, "stages": 2}}
+    tile = tiles[template] | {"block_k": 32, "split": split}
+    op = Linear(33, 64, epilogue="residual")
+    verify(interpreter, LinearCheck(template, op, 3, tile, in_place=True))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 48), (3, 33), (2, 64)])
+def test_rms_norm(interpreter, rows, columns, offset, residual):
+    verify(interpreter, RmsNormCheck(rows, columns, residual, offset))
+
+
+def test_rms_norm_without_a_weight(interpreter):
+    verify(interpreter, RmsNormCheck(3, 40, weight=False))
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.928203])
+def test_gather(interpreter, scale):
+    verify(interpreter, GatherCheck(5, 33, 48, scale, {"block": 32}))
+
+
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_rope_table(interpreter, style, out_dtype):
+    positions = (0, 1, 77, 4095, 131071, 5, 6)
+    verify(interpreter, RopeTableCheck(positions, 20, style, 1.25, out_dtype))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_argmax(interpreter, parts):
+    verify(interpreter, ArgmaxCheck(2, 101, {"parts": parts, "block": 16}))
+
+
+def test_advance(interpreter):
+    verify(interpreter, AdvanceCheck((0, 17, -1, 4, -1), 8))
+
+
+def heads(**changes: Any) -> Heads:
+    given: dict[str, Any] = {
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "page_tokens": 4,
+        "scale": 0.25,
+    }
+    return Heads(**(given | changes))
+
+
+HEADS = {
+    "gqa": heads(),
+    "one head": heads(heads=1, kv_heads=1, head_dim=20),
+    "partial rope": heads(head_dim=20, rotary_dim=8, angle_dtype="fp32"),
+    "interleaved": heads(rope="interleaved", rotary_dim=12),
+    "no rope": heads(heads=2, rope="none", head_dim=32),
+    "window": heads(window=5),
+    "soft cap": heads(softcap=3.0, scale=1.5),
+    "sinks": heads(sinks=True, window=9),
+    "large pages": heads(heads=2, kv_heads=1, head_dim=64, page_tokens=32),
+}
+LENGTHS = (0, 16, 37, -1)
+MIXED = ((0, 7), (21, 1), (13, 11), (0, 1), (3, 0), (0, 0))
+
+
+@pytest.mark.parametrize("op", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize("splits", [1, 3])
+def test_attention_decode(interpreter, op, splits):
+    reduce = {"max_splits": 4, "block_d": 16} if splits > 1 else None
+    verify(interpreter, DecodeCheck(op, LENGTHS, {"block": 16, "stages": 2}, splits, reduce))
+
+
+@pytest.mark.parametrize("op", HEADS.values(), ids=HEADS.keys())
+def test_attention_of_a_ragged_batch(interpreter, op):
+    tile = {"block_m": 16, "block_n": 16, "stages": 2}
+    verify(interpreter, RaggedCheck(op, MIXED, tile, padding=2, max_sequences=8))
+
+
+def test_rotated_queries_may_go_to_a_buffer_of_their_own(interpreter):
+    tile = {"block_m": 32, "block_n": 16, "stages": 1}
+    check = RaggedCheck(heads(), ((2, 19),), tile, in_place=False, max_sequences=2)
+    verify(interpreter, check)
