@@ -78,29 +78,53 @@ class Phases:
         self.report("", 1.0)
 
 
+class _Bars:
+    """A bar a phase on stderr, drawn from the first report on."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, phase: str, share: float) -> None:
+        for name, task in self._tasks.items():
+            if name != phase:
+                self._progress.update(task, total=1.0, completed=1.0)
+        if phase and phase not in self._tasks:
+            self._tasks[phase] = self._started().add_task(phase, total=None)
+        if phase and share > 0:
+            self._progress.update(self._tasks[phase], total=1.0, completed=share)
+
+    def _started(self) -> Any:
+        if self._progress is None:
+            from rich.console import Console  # noqa: PLC0415  (a tenth of a second, seldom needed)
+            from rich.progress import (  # noqa: PLC0415
+                BarColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            columns = (TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+        return self._progress
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
 @contextlib.contextmanager
 def phases() -> Iterator[Phases]:
     """Progress of a job with phases; drawn when stderr is a terminal."""
     if not sys.stderr.isatty():
         yield Phases(lambda phase, share: None)
         return
-    from rich.console import Console  # noqa: PLC0415  (a piped command does not need it)
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, share: float) -> None:
-            for name, task in tasks.items():
-                if name != phase:
-                    progress.update(task, total=1.0, completed=1.0)
-            if phase and phase not in tasks:
-                tasks[phase] = progress.add_task(phase, total=None)
-            if phase and share > 0:
-                progress.update(tasks[phase], total=1.0, completed=share)
-
-        yield Phases(show)
+    bars = _Bars()
+    try:
+        yield Phases(bars.show)
+    finally:
+        bars.close()
 
 
 @contextlib.contextmanager

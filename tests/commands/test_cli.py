@@ -1,5 +1,7 @@
 """The command line as a whole: help, versions, usage errors, exit codes, pipes and signals."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -88,3 +90,20 @@ def test_an_interrupt_ends_quietly(number: signal.Signals, code: int, tmp_path: 
 def test_a_bad_environment_is_told(tiny_artifact: Path):
     result = spawn("run", tiny_artifact, "hello", env={"SITSC_THREADS": "two"})
     result.refused(2, "SITSC_THREADS='two'")
+
+
+def test_progress_is_drawn_on_a_terminal_alone(tiny_artifact: Path):
+    """With a terminal as stderr the phases are drawn and wiped; stdout stays clean."""
+    ours, theirs = os.openpty()
+    process = start("verify", tiny_artifact, stderr=theirs)
+    os.close(theirs)
+    assert process.stdout is not None
+    out = process.stdout.read()
+    drawn = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while piece := os.read(ours, 4096):
+            drawn += piece
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"checksums" in drawn
+    assert out == f"{tiny_artifact}: every file is as it was compiled\n"
