@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from sitsc.core.weights import DTYPES, WeightSpec, materialise
+from sitsc.core.weights import WeightSpec, materialise
 
 
 class RandomTensors:
@@ -82,6 +82,21 @@ def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tenso
     raise AssertionError("a graph ends in an output")
 
 
+def run_in_two(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor], cut: int) -> Tensor:
+    """The result of a paged `graph` when the first `cut` tokens come a step before the others.
+
+    `inputs` are those of one step over all tokens; its pools are written. Same result as one step.
+    """
+    count, parts = len(inputs["token_ids"]), []
+    for low, high in ((0, cut), (cut, count)):
+        part = {name: inputs[name][low:high] for name in ("token_ids", "position_ids")}
+        part["logit_rows"] = torch.arange(high - low)
+        part["query_start"] = torch.tensor([0, high - low], dtype=torch.int32)
+        part["context_lens"] = torch.tensor([low], dtype=torch.int32)
+        parts.append(run_graph(graph, weights, inputs | part))
+    return torch.cat(parts)
+
+
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     args = map_arg(node.args, lambda n: values[n])
     kwargs = dict(map_arg(node.kwargs, lambda n: values[n]))
@@ -98,6 +113,3 @@ def relative_error(value: Tensor, reference: Tensor) -> float:
     if not bool(torch.isfinite(a).all()) or a.shape != b.shape:
         return math.inf
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-
-
-__all__ = ["DTYPES", "RandomTensors", "relative_error", "run_graph", "step_inputs", "tensor_shapes"]

@@ -15,10 +15,10 @@ from torch import Tensor, fx, nn
 
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
-from sitsc.core.weights import TensorSlice, WeightSpec, constant_spec, dtype_name
+from sitsc.frontend.bind import bind
 
-STEP_INPUTS = {"token_ids": "tokens", "position_ids": "tokens", "logit_rows": "rows"}
-_MAX_CONSTANT_BYTES = 1 << 16
+_HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states"}
+_HARMLESS |= {"output_router_logits", "return_dict", "cache_position"}
 
 
 class _Decoder(nn.Module):
@@ -52,14 +52,26 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface, ending in one operator a layer."""
-    if attention_mask is not None:
-        raise UnsupportedModelError("the model passes its own attention mask")
+    _refuse_unknown(module, attention_mask, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(getattr(module, "layer_idx", 0) or 0)
     out = torch.ops.sitsc.attention(
         query, key, value, s_aux, layer, float(scale), int(sliding_window or 0), softcap or 0.0
     )
     return out, None
+
+
+def _refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for attention that is more than causal attention over q, k, v."""
+    if mask is not None:
+        raise UnsupportedModelError("the model passes its own attention mask")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModelError("the model sees later tokens: only causal attention is known")
+    for name, value in options.items():
+        if name not in _HARMLESS and value is not None and value is not False:
+            raise UnsupportedModelError(
+                f"attention takes {name!r}, which the compiler does not know"
+            )
 
 
 @contextmanager
@@ -86,9 +98,9 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
             model = transformers.AutoModelForCausalLM.from_config(
                 parsed, attn_implementation="sitsc", dtype=dtype
             )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # transformers checks values in many ways and by many classes
         raise UnsupportedModelError(
-            f"model_type {kind!r} cannot be built: {str(error).splitlines()[0][:160]}",
+            f"model_type {kind!r} cannot be built: {' '.join(str(error).split())[:200]}",
             where="config.json",
             hint="is it a decoder-only language model of a family that transformers knows?",
         ) from error
@@ -96,23 +108,22 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
 
 def _constants(model: Any) -> dict[str, Tensor]:
-    """Values of the buffers that a checkpoint does not hold, computed from the configuration."""
+    """Values of the buffers that a checkpoint does not hold, computed from the configuration.
+
+    A value that transformers does not compute stays NaN; `bind` refuses it when it is read.
+    """
     values: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        own = {name: b for name, b in module.named_buffers(recurse=False) if b is not None}
-        if not own:
-            continue
-        for name, buffer in own.items():
-            module._buffers[name] = (
-                torch.full_like(buffer, float("nan"), device="cpu")
-                if (buffer.is_floating_point())
-                else torch.zeros_like(buffer, device="cpu")
-            )
-        model._init_weights(module)
+        own = [name for name in module._buffers if name in module._non_persistent_buffers_set]
         for name in own:
-            value = module._buffers[name]
-            values[f"{path}.{name}"] = value
-            module._buffers[name] = value.to("meta")
+            buffer = module._buffers[name]
+            unknown = float("nan") if buffer.is_floating_point() else 0
+            module._buffers[name] = torch.full_like(buffer, unknown, device="cpu")
+        if own:
+            model._init_weights(module)
+        for name in own:
+            values[f"{path}.{name}"] = module._buffers[name]
+            module._buffers[name] = module._buffers[name].to("meta")
     return values
 
 
@@ -132,7 +143,6 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
     """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when that cannot be had."""
     model = build_model(config, dtype)
     constants = _constants(model)
-    owners = _owners(model)
     try:
         program = _export(model)
     except UnsupportedModelError:
@@ -143,12 +153,25 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
             f"{str(error).strip().splitlines()[0][:200]}",
             hint="report the architecture; nothing was written",
         ) from error
-    graph: fx.Graph = program.graph
-    _describe(graph, program.graph_signature.input_specs, constants, owners)
-    drop_assertions(graph)
-    output: Any = graph.output_node()
-    output.args = (output.args[0][0],)
-    return fx.GraphModule(nn.Module(), graph)
+    module = bind(program, constants, _owners(model))
+    _check_complete(module.graph, model)
+    return module
+
+
+def _check_complete(graph: fx.Graph, model: Any) -> None:
+    """Raise UnsupportedModelError for what would go unseen: attention or positions of another kind.
+
+    A layer whose tokens meet outside of our attention would mix the sequences of a batch.
+    """
+    layers = model.config.get_text_config().num_hidden_layers
+    found = sum(node.target is torch.ops.sitsc.attention.default for node in graph.nodes)
+    if found != layers:
+        raise UnsupportedModelError(
+            f"{found} of {layers} layers have attention that the compiler knows",
+            hint="layers without attention, or with their own code for it, cannot be compiled",
+        )
+    if not graph.find_nodes(op="placeholder", target="position_ids")[0].users:
+        raise UnsupportedModelError("the model does not read the positions of its tokens")
 
 
 def _owners(model: nn.Module) -> dict[str, str]:
@@ -156,48 +179,3 @@ def _owners(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in every}
-
-
-def _describe(
-    graph: fx.Graph, inputs: list[Any], constants: dict[str, Tensor], owners: dict[str, str]
-) -> None:
-    """Say of every placeholder which step input or weight it is; tied weights become one."""
-    targets: dict[str, str | None] = {spec.arg.name: spec.target for spec in inputs}
-    by_name: dict[str, fx.Node] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        target = targets[node.name]
-        if target is None:
-            node.meta["input"] = node.name
-            node.meta["dims"] = (STEP_INPUTS[node.name],)
-            continue
-        name = target.removeprefix("model.")
-        spec = _spec(owners.get(name, name), node.meta["val"], constants)
-        if spec.name in by_name:
-            node.replace_all_uses_with(by_name[spec.name])
-            graph.erase_node(node)
-            continue
-        node.meta["weight"] = spec
-        by_name[spec.name] = node
-
-
-def drop_assertions(graph: fx.Graph) -> None:
-    """Erase run-time assertions, and the weights that nothing reads."""
-    for node in reversed(list(graph.nodes)):
-        assertion = "_assert" in str(node.target) or "sym_constrain" in str(node.target)
-        if not node.users and (assertion or "weight" in node.meta):
-            graph.erase_node(node)
-
-
-def _spec(name: str, value: Tensor, constants: dict[str, Tensor]) -> WeightSpec:
-    if name in constants:
-        tensor = constants[name]
-        if tensor.numel() * tensor.element_size() > _MAX_CONSTANT_BYTES:
-            raise UnsupportedModelError(
-                f"constant {name} is larger than {_MAX_CONSTANT_BYTES} bytes"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UnsupportedModelError(f"the value of buffer {name} is not known from the config")
-        return constant_spec(name, tensor)
-    shape = tuple(int(size) for size in value.shape)
-    source = TensorSlice(name, 0, shape[0])
-    return WeightSpec(name, "weight", (source,), shape, dtype_name(value.dtype), "plain", "")

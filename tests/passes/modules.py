@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.interpret import run_graph
 from sitsc.core.weights import TensorSlice, WeightSpec, dtype_name
-from sitsc.frontend.trace import drop_assertions
+from sitsc.frontend.bind import drop_assertions
 from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.runner import run_passes
 

@@ -41,8 +41,9 @@ def _reference(config: dict[str, Any], weights: RandomTensors) -> Tensor:
         parsed, attn_implementation="eager", dtype=torch.float32
     ).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights.read(name, 0, parameter.shape[0]))
+        for name, tensor in model.state_dict().items():
+            if name in weights.shapes:
+                tensor.copy_(weights.read(name, 0, tensor.shape[0]))
         return model(torch.tensor([IDS]), use_cache=False).logits[0]
 
 

@@ -113,6 +113,30 @@ def test_reports_and_dumps_follow_the_order(traced: Any, tmp_path: Path):
     assert all(report.seconds > 0 for report in reports)
 
 
+@dataclass(frozen=True, slots=True)
+class CountFromZero:
+    """Positions from the start of the step: right for one step, wrong for the next."""
+
+    name: ClassVar[str] = "count_from_zero"
+    preserves_numerics: ClassVar[bool] = True
+
+    def run(self, graph: fx.Graph, context: PassContext) -> None:
+        """Rewrite `graph` in place."""
+        node = graph.find_nodes(op="placeholder", target="position_ids")[0]
+        users = list(node.users)
+        with graph.inserting_before(users[0]):
+            first = call(graph, aten.select.int, (node, 0, 0), users[0])
+            counted = call(graph, aten.sub.Tensor, (node, first), users[0])
+        for user in users:
+            user.replace_input_with(node, counted)
+
+
+def test_what_only_a_second_step_shows_is_caught(traced: Any):
+    module = traced(FAMILIES["llama"], "float32")
+    with pytest.raises(NumericsError, match="two steps give another result than one"):
+        run_passes(module, (CountFromZero(), *CPU), CONTEXT, check=True)
+
+
 def test_what_nothing_reads_is_removed(traced: Any):
     @dataclass(frozen=True, slots=True)
     class Litter:
