@@ -10,6 +10,7 @@ from sitsc.passes.lower_linear import LowerLinear
 from sitsc.passes.match_glu import MatchGlu
 from sitsc.passes.match_rms_norm import MatchRmsNorm
 from sitsc.passes.match_rope import MatchRope
+from sitsc.passes.match_rope_table import MatchRopeTable
 from sitsc.passes.merge_linears import MergeLinears
 from sitsc.passes.pack_weights import PackWeights
 from sitsc.passes.page_attention import PageAttention
@@ -33,6 +34,7 @@ FUSED: tuple[Pass, ...] = (
     SimplifyViews(),
 )
 CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
+CUDA: tuple[Pass, ...] = (*FUSED, MatchRopeTable(), SimplifyViews())
 CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())
 
 if __name__ == "passes":

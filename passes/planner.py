@@ -100,7 +100,7 @@ def make_plan(
         memory=memory,
         schedule=_schedule(steps, options, chunk, step_tokens),
         numerics=numerics,
-        predictions=_predictions(found, memory, data),
+        predictions=predictions(found, memory, data),
     )
 
 
@@ -187,7 +187,7 @@ def _check_fits(memory: Memory, target: Target) -> None:
         )
 
 
-def _predictions(
+def predictions(
     found: tuple[Regime, ...], memory: Memory, data: TargetData
 ) -> dict[str, Prediction]:
     error = data.prediction_error

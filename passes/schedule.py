@@ -69,7 +69,12 @@ def buckets(max_batch: int, chunk_tokens: int, max_context: int) -> list[StepSiz
     return decode + prefill
 
 
-def kv_groups(graph: fx.Graph, page_tokens: int) -> tuple[KvGroup, ...]:
+CPU_LAYOUT = "page, layer, k: [head, dim, token], v: [head, token, dim]"
+
+
+def kv_groups(
+    graph: fx.Graph, page_tokens: int, layout: str = CPU_LAYOUT
+) -> tuple[KvGroup, ...]:
     """The KV pools of a graph, one group of layers each."""
     groups = []
     pools = [n for n in graph.nodes if str(n.meta.get("input", "")).startswith("kv_")]
@@ -90,7 +95,7 @@ def kv_groups(graph: fx.Graph, page_tokens: int) -> tuple[KvGroup, ...]:
                 page_bytes=2 * heads * dim * page_tokens * value.dtype.itemsize * len(calls),
                 window=min(windows) if len(windows) == 1 else 0,
                 dtype=dtype_name(value.dtype),
-                layout="page, layer, k: [head, dim, token], v: [head, token, dim]",
+                layout=layout,
             )
         )
     return tuple(groups)

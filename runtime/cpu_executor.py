@@ -80,7 +80,7 @@ class CpuExecutor:
         return self._regimes[kind][-1]
 
     def _launch(self, launch: Launch, sizes: dict[str, int]) -> Tensor:
-        threads = launch.grid[0] or num_threads() or self._default_threads()
+        threads = int(launch.grid[0]) or num_threads() or self._default_threads()
         if threads != self._threads:
             torch.set_num_threads(threads)
             self._threads = threads

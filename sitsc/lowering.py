@@ -4,6 +4,7 @@ What `pipeline.plan_checkpoint` calls; imports transformers and the passes, so i
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from torch import fx
 
 from sitsc.codegen import cpu
 from sitsc.core.errors import OptionError
-from sitsc.core.hardware import TargetData
+from sitsc.core.hardware import CudaLimits, TargetData, load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.shrink import tiny_config
 from sitsc.frontend.trace import trace
-from sitsc.passes import CPU, CPU_INT8
+from sitsc.passes import CPU, CPU_INT8, CUDA
 from sitsc.passes.base import Pass, PassContext
+from sitsc.passes.cuda_planner import make_cuda_plan
 from sitsc.passes.fxutil import arguments, is_op, tensor
 from sitsc.passes.planner import ModelFacts, Workspace, weights_of
 from sitsc.passes.planner import make_plan as plan_graph
@@ -30,6 +32,7 @@ from sitsc.passes.runner import run_passes
 __all__ = ["check_passes", "make_plan", "model_facts", "resolve_dtypes", "run", "trace"]
 
 _DEFAULT_CONTEXT = 8192
+Generate = Callable[[Path, Callable[[float], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def _vocabulary(tokenizer_json: bytes | None) -> int:
 
 def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
     """The passes of the target and the weight format asked for."""
+    if load_target(options.target).cuda is not None:
+        return CUDA
     return CPU_INT8 if options.weights == "int8" else CPU
 
 
@@ -125,11 +130,33 @@ def make_plan(
     options: CompileOptions,
     numerics: Numerics,
     data: TargetData,
-) -> Plan:
-    """The plan of the final graph."""
+) -> tuple[Plan, Generate]:
+    """The plan of the final graph, and the function that writes its code to a folder."""
+    if data.cuda is not None:
+        return _cuda_plan(graph, facts, options, numerics, data, data.cuda)
     constants = {cpu.weight_key(spec.name): spec.name for spec in weights_of(graph)}
     workspace = Workspace(_workspace(graph, facts, options), constants)
-    return plan_graph(graph, facts, options, numerics, data, workspace)
+    plan = plan_graph(graph, facts, options, numerics, data, workspace)
+    return plan, lambda folder, progress: cpu.generate(graph, folder, progress)
+
+
+def _cuda_plan(
+    graph: fx.Graph,
+    facts: ModelFacts,
+    options: CompileOptions,
+    numerics: Numerics,
+    data: TargetData,
+    limits: CudaLimits,
+) -> tuple[Plan, Generate]:
+    from sitsc.codegen import cuda  # noqa: PLC0415  (Triton: a second to import)
+
+    if (numerics.dtype, numerics.kv_dtype, numerics.weights) != ("bfloat16", "bfloat16", "none"):
+        raise OptionError(
+            "CUDA targets compute in bfloat16 today", hint="--dtype bfloat16, no --weights"
+        )
+    provider = cuda.CudaProvider(options.target, limits)
+    plan, keys = make_cuda_plan(graph, facts, options, numerics, data, provider)
+    return plan, lambda folder, progress: cuda.generate(provider, list(keys), folder, progress)
 
 
 def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> int:

@@ -15,7 +15,6 @@ from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
-from sitsc.core.errors import TargetError
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
@@ -33,11 +32,12 @@ def _silent(phase: str, share: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan of a model, its final graph, and the source it came from."""
+    """The plan of a model, its final graph, its source, and what writes its code to a folder."""
 
     plan: Plan
     graph: fx.Graph
     checkpoint: Checkpoint
+    generate: Callable[[Path, Callable[[float], None]], None]
 
 
 def compile_model(
@@ -50,7 +50,7 @@ def compile_model(
     dump: Path | None = None,
 ) -> Artifact:
     """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done."""
-    _check_target(options.target)
+    load_target(options.target)
     with ArtifactWriter(Path(out)) as writer:
         checkpoint = inspect(model, options)
         packer.check_options(checkpoint, options)
@@ -64,12 +64,6 @@ def compile_model(
         packed = _write_weights(checkpoint, plan, options, writer, progress)
         write_tokenizer(checkpoint, writer)
         return writer.finish(plan, _manifest(checkpoint, plan, packed))
-
-
-def _check_target(name: str) -> None:
-    """Raises TargetError for a target that is unknown or has no code generator."""
-    if load_target(name).cuda is not None:
-        raise TargetError(f"no code is generated for {name} yet", hint="--target cpu")
 
 
 def inspect(model: str | Path, options: CompileOptions) -> Checkpoint:
@@ -101,17 +95,15 @@ def plan_checkpoint(
     module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
     progress("passes", 0.0)
     numerics = lowering.run(module, dtypes, options, dump)
-    plan = lowering.make_plan(module.graph, facts, options, numerics, data)
+    plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
     progress("passes", 1.0)
-    return Planned(plan, module.graph, checkpoint)
+    return Planned(plan, module.graph, checkpoint, generate)
 
 
 def _generate(planned: Planned, folder: Path, progress: Progress) -> None:
     """Write the plan and all code of the artifact into `folder`."""
-    from sitsc.codegen import cpu  # noqa: PLC0415  (only a build without a cache needs it)
-
     progress("codegen", 0.0)
-    cpu.generate(planned.graph, folder, lambda share: progress("codegen", share))
+    planned.generate(folder, lambda share: progress("codegen", share))
     (folder / files.PLAN).write_text(planned.plan.text())
 
 

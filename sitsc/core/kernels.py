@@ -29,6 +29,10 @@ class KernelProvider(Protocol):
         """The kernel of a linear layer for up to `tokens` tokens; None: take the library."""
         ...
 
+    def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
+        """The kernels of attention in a "decode" or "prefill" step, in order."""
+        ...
+
     def make(self, template: str, **shape: Any) -> KernelInfo:
         """The kernel of any other template."""
         ...

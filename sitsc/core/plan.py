@@ -122,7 +122,7 @@ class Launch:
     kernel: str
     template: str
     tile: dict[str, int]
-    grid: tuple[int, ...]
+    grid: tuple[int | str, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     stream: int

@@ -1,0 +1,97 @@
+"""Tile tables: which kernel and tile a linear layer takes, from measurements or from a rule.
+
+In: the shape of a layer, the tokens of the bucket, the target. Out: a `TileChoice`. Entries of
+data/tiles/<target>.json carry their evidence; a shape without one gets the rule below, which depends on
+sizes and on the number of multiprocessors alone.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+GEMV_TOKENS, SKINNY_TOKENS = 2, 64
+_WHOLE_ROW = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TileChoice:
+    """A kernel of the linear family and its tile; `source` says whether it was measured."""
+
+    kernel: str
+    tile: dict[str, int]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TileEntry:
+    """One measured choice: for this shape, from `low` to `high` tokens."""
+
+    rows: int
+    columns: int
+    epilogue: str
+    low: int
+    high: int
+    kernel: str
+    tile: dict[str, int]
+    evidence: dict[str, Any]
+
+
+def load_entries(target: str) -> tuple[TileEntry, ...]:
+    """The measured entries of a target; none when it has no file."""
+    file = resources.files("sitsc").joinpath(f"data/tiles/{target}.json")
+    if not file.is_file():
+        return ()
+    return tuple(TileEntry(**entry) for entry in json.loads(file.read_text())["linear"])
+
+
+def choose_linear(
+    entries: tuple[TileEntry, ...], shape: dict[str, Any], tokens: int, sms: int
+) -> TileChoice:
+    """The measured choice that covers the shape and tokens, else the rule's."""
+    for entry in entries:
+        same = (entry.rows, entry.columns, entry.epilogue) == (
+            shape["rows"],
+            shape["columns"],
+            shape["epilogue"],
+        )
+        if same and entry.low <= tokens <= entry.high:
+            return TileChoice(entry.kernel, entry.tile, "measured")
+    if tokens <= GEMV_TOKENS:
+        return _gemv(shape, sms)
+    return (
+        _skinny(shape, tokens, sms)
+        if tokens <= SKINNY_TOKENS
+        else TileChoice("library", {}, "rule")
+    )
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is not below `value`."""
+    return 1 << (value - 1).bit_length()
+
+
+def _gemv(shape: dict[str, Any], sms: int) -> TileChoice:
+    """A row of x in registers while it fits; longer rows are walked."""
+    columns = shape["columns"]
+    if columns > _WHOLE_ROW:
+        tile = {"block_n": 8, "block_k": 512, "depth": 2, "num_warps": 4}
+        return TileChoice("gemv_walk", tile, "rule")
+    warps = 8 if shape["epilogue"] == "glu" and columns > 2048 else 4
+    tile = {"block_n": 2, "block_k": max(64, power_of_two(columns)), "programs": 4 * sms}
+    return TileChoice("gemv", tile | {"num_warps": warps, "depth": 1}, "rule")
+
+
+def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
+    """64 rows a program; columns are split until there is a program for every multiprocessor."""
+    block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    programs = -(-shape["rows"] // 64)
+    split = 1
+    while split < 4 and programs * split < sms and shape["columns"] % (split * 2 * 128) == 0:
+        split *= 2
+    tile = {"block_t": block_t, "block_n": 64, "split": split, "num_warps": 4}
+    if block_t == 64:  # two accumulators of 64 x 64 leave no room for weights held in advance
+        more = {"block_k": 64, "stages": 5, "prefetch_bytes": 1024}
+    else:
+        more = {"block_k": 128, "stages": 3 if shape["epilogue"] == "glu" else 4, "ahead": 1}
+    return TileChoice("skinny", tile | more, "rule")
