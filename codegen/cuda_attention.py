@@ -8,7 +8,7 @@ keys before values, both token-major; lengths and block tables are int32, read o
 import math
 from dataclasses import dataclass
 
-from sitsc.codegen.cuda_rows import make, power_of_two
+from sitsc.codegen.cuda_instance import make, power_of_two
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 

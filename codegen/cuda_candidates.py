@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 from sitsc.codegen.cuda_attention import Heads
+from sitsc.codegen.cuda_instance import power_of_two
 from sitsc.codegen.cuda_linear import Linear
-from sitsc.codegen.cuda_rows import power_of_two
 from sitsc.core.hardware import CudaLimits
 
 _GEMV_TOKENS = 4  # at most that many on CUDA cores

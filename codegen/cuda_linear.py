@@ -6,8 +6,10 @@ x [tokens, K] and the residual [tokens, N] are bfloat16, row-major; sums are fp3
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from sitsc.codegen.triton_source import KernelSource, render
+from sitsc.codegen.cuda_instance import make
+from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
 EPILOGUES = ("store", "residual", "glu")
@@ -82,10 +84,21 @@ def gemv(
     parts = -(-blocks // split)
     constants = _shape(op) | {"GROUPS": -(-op.rows // block_n), "SPLIT": split}
     constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k} | ({"STAGES": stages} if stages else {})
-    more = {"tokens": tokens, "parts": parts, "depth": depth, "split": split}
-    more |= {"ragged": parts * split * block_k != op.columns}
-    template = "cuda_gemv_stream" if stages else "cuda_gemv"
-    return _source(op, template, constants, more, split, num_warps, max(stages, 1), pdl, early)
+    return make(
+        "gemv_stream" if stages else "gemv",
+        arguments(op, split),
+        constants,
+        num_warps,
+        pdl,
+        early,
+        max(stages, 1),
+        tokens=tokens,
+        parts=parts,
+        split=split,
+        ragged=parts * split * block_k != op.columns,
+        **({} if stages else {"depth": depth}),
+        **_parameters(op),
+    )
 
 
 def gemv_walk(
@@ -101,8 +114,8 @@ def gemv_walk(
 ) -> KernelSource:
     """1-4 tokens; a program owns `block_n` rows and walks all columns."""
     constants = _shape(op) | {"BLOCK_N": block_n, "BLOCK_K": block_k}
-    more = {"tokens": tokens, "depth": depth}
-    return _source(op, "cuda_gemv_walk", constants, more, 1, num_warps, 1, pdl, early)
+    more = _parameters(op) | {"tokens": tokens, "depth": depth}
+    return make("gemv_walk", arguments(op, 1), constants, num_warps, pdl, early, **more)
 
 
 def skinny(
@@ -127,11 +140,12 @@ def skinny(
     span = -(-op.columns // (split * block_k)) * block_k
     constants = _shape(op) | {"SPAN": span, "SPLIT": split, "STAGES": stages}
     constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_T": block_t}
-    more: dict[str, object] = {"split": split, "ragged": span * split != op.columns}
+    more = _parameters(op) | {"split": split, "ragged": span * split != op.columns}
     if not ahead:
         more |= {"prefetch": min(prefetch_bytes, span * 2) // 16 * 16, "block_n": block_n}
-    template = "cuda_skinny_ahead" if ahead else "cuda_skinny"
-    return _source(op, template, constants, more, split, num_warps, stages, pdl, early)
+    names = (*arguments(op, split), ("num_tokens", "i32"))
+    name = "skinny_ahead" if ahead else "skinny"
+    return make(name, names, constants, num_warps, pdl, early, stages, **more)
 
 
 def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
@@ -154,33 +168,7 @@ def _shape(op: Linear) -> dict[str, int]:
     return {"N": op.rows, "K": op.columns}
 
 
-def _source(
-    op: Linear,
-    template: str,
-    constants: dict[str, int],
-    more: dict[str, object],
-    split: int,
-    num_warps: int,
-    num_stages: int,
-    pdl: bool,
-    early: bool,
-) -> KernelSource:
-    """The rendered kernel; `more` are the parameters of this template alone."""
-    name = template.removeprefix("cuda_")
-    options = {"norm": op.norm, "eps": op.eps, "offset": op.offset, "epilogue": op.epilogue}
-    options |= {"activation": op.activation, "bias": op.bias, "split": split}
-    text = render(f"{template}.py.j2", name=name, pdl=pdl, early=early, **(options | more))
-    names = arguments(op, split)
-    if "skinny" in name:
-        names += (("num_tokens", "i32"),)
-    return KernelSource(
-        name=name,
-        template=name,
-        text=text,
-        arguments=names,
-        constants=dict(constants),
-        aligned=tuple(name for name, kind in names if kind.startswith("*")),
-        num_warps=num_warps,
-        num_stages=num_stages,
-        pdl=pdl,
-    )
+def _parameters(op: Linear) -> dict[str, Any]:
+    """What all templates of the family are rendered with."""
+    shown = {"norm": op.norm, "eps": op.eps, "offset": op.offset, "bias": op.bias}
+    return shown | {"epilogue": op.epilogue, "activation": op.activation}

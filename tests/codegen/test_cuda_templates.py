@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_linear import Linear
@@ -101,6 +103,23 @@ def test_y_may_be_the_residual(interpreter, template, split):
     tile = tiles[template] | {"block_k": 32, "split": split}
     op = Linear(33, 64, epilogue="residual")
     verify(interpreter, LinearCheck(template, op, 3, tile, in_place=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 70),
+    tokens=st.integers(1, 4),
+    split=st.integers(1, 3),
+    programs=st.integers(0, 9),
+    glu=st.booleans(),
+)
+def test_any_shape(interpreter, rows, columns, tokens, split, programs, glu):
+    op = Linear(rows, columns, epilogue="glu" if glu else "residual")
+    tile = {"block_n": 4, "block_k": 16, "split": split}
+    verify(interpreter, LinearCheck("gemv", op, tokens, tile, programs))
+    tile = {"block_n": 16, "block_k": 16, "block_t": 16, "split": split, "stages": 2}
+    verify(interpreter, LinearCheck("skinny", op, tokens, tile))
 
 
 @pytest.mark.parametrize("residual", [False, True])

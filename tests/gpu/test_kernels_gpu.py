@@ -1,0 +1,96 @@
+"""Every CUDA kernel on a GPU at real shapes, launched without Triton.
+
+SITSC_GPU_KERNELS names the folder that `python -m tests.gpu.kernel_cases` wrote. Each case must
+give the reference's answer and the same bits again through a graph, and leave counters at zero.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from sitsc.codegen.triton_source import KernelSource
+from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
+from sitsc.runtime import cuda_driver
+from sitsc.runtime.cuda_driver import Device
+from sitsc.runtime.launcher import BoundLaunch, KernelImage
+from tests.gpu.kernel_cases import all_checks
+from tests.kernel_checks import Prepared
+
+pytestmark = pytest.mark.gpu
+FOLDER = os.environ.get("SITSC_GPU_KERNELS", "")
+CHECKS = all_checks()
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    if not FOLDER or not torch.cuda.is_available():
+        pytest.skip("needs a GPU, and SITSC_GPU_KERNELS")
+    torch.zeros(1, device="cuda")
+    return cuda_driver.open_device(torch.cuda.current_device())
+
+
+def load(source: KernelSource, device: Device) -> KernelImage:
+    path = Path(FOLDER) / kernel_folder(device.sm) / f"{source.key()}.cubin"
+    meta = read_kernel_meta(path.with_suffix(".json").read_text(), path.name)
+    return KernelImage.load(path.read_bytes(), meta, device)
+
+
+def bind(prepared: Prepared, device: Device) -> list[BoundLaunch]:
+    return [load(s.source, device).bind(s.grid, list(s.arguments)) for s in prepared.steps]
+
+
+def run(launches: list[BoundLaunch]) -> None:
+    for each in launches:
+        each.launch(torch.cuda.current_stream().cuda_stream)
+
+
+def results(prepared: Prepared) -> list[torch.Tensor]:
+    torch.cuda.synchronize()
+    return [check.got.clone() for check in prepared.checks]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """Equal bits, NaN included."""
+    views = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    pairs = zip(first, second, strict=True)
+    return all(
+        torch.equal(a.view(views[a.element_size()]), b.view(views[b.element_size()]))
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_kernel(device, name):
+    prepared = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)
+    run(bind(prepared, device))
+    first = results(prepared)
+    for check in prepared.checks:
+        assert check.passes(), f"{check.name}: relative error {check.error():.1e}"
+    for counter in prepared.zero:
+        assert not counter.any()
+    again = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)
+    launches = bind(again, device)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(launches)
+    graph.replay()
+    assert same(first, results(again)), "other bits through a graph"
+
+
+@pytest.mark.parametrize("name", ["8b down, 1 token", "8b down, 7 tokens", "8b decode, long"])
+def test_a_chain_overlaps_and_gives_the_same_bits_each_time(device, name):
+    """Kernels that share counters, partial sums and outputs, each launched while another ends."""
+    prepared = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)
+    launches = bind(prepared, device)
+    run(launches)
+    first = results(prepared)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(50):
+            run(launches)
+    for _ in range(20):
+        graph.replay()
+        assert same(first, results(prepared))
