@@ -67,8 +67,11 @@ class CudaScheduler:
                 self.places[node] = self._input(node)
         for name, layers, nodes in self._segments():
             launches: list[Launch] = []
+            begin = self.clock
             for node in nodes:
                 launches += self._node(node, repeated=bool(layers))
+            if len(layers) > 1:
+                self._keep_over_layers(begin)
             if launches:
                 self.out.groups.append(LaunchGroup(name, layers, tuple(launches)))
         self._finish()
@@ -98,6 +101,12 @@ class CudaScheduler:
             self._alias_layers(layers, nodes, first)
             found.append((name, tuple(layers), first))
         return found
+
+    def _keep_over_layers(self, begin: int) -> None:
+        """What a repeated layer reads from before it must last until its last repetition."""
+        for life in self.life.values():
+            if life[0] <= begin < life[1]:
+                life[1] = self.clock
 
     def _alias_layers(self, layers: list[int], nodes: list[Node], first: list[Node]) -> None:
         """Later layers of a run write where the first does; remember whose place a value has."""

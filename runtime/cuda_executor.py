@@ -132,9 +132,19 @@ class CudaExecutor:
         }
         left, out = self.memory.at(x, shape["x"]), self.memory.at(y, shape["y"])
         weight = self.memory.weights[weight_name(w, layer)].t()
-        if launch.kernel == "addmm":
-            return lambda stream: torch.addmm(out, left, weight, out=out) and None
-        return lambda stream: torch.mm(left, weight, out=out) and None
+        add, wide = launch.kernel == "addmm", out.dtype != left.dtype
+
+        def multiply(stream: int) -> None:
+            """On torch's current stream, which the caller has set to `stream`."""
+            del stream
+            if add:
+                torch.addmm(out, left, weight, out=out)
+            elif wide:  # logits: bfloat16 operands, fp32 result
+                torch.ops.aten.mm.dtype_out(left, weight, torch.float32, out=out)
+            else:
+                torch.mm(left, weight, out=out)
+
+        return multiply
 
     def _logits_of(self, regime: Regime) -> Argument | None:
         """Where a regime leaves its logits: the last argument that is named so."""
