@@ -22,7 +22,7 @@ from sitsc.core.errors import ArtifactExistsError, CheckpointError
 from sitsc.core.options import CompileOptions
 from sitsc.core.sampling import SamplingOptions
 
-QUESTION = "What is the capital of France? Tell me two facts about it."
+QUESTION = "What is the capital of France, and what is it known for?"
 MAX_TOKENS = 128
 
 
@@ -39,6 +39,7 @@ def demo(
         print("\n".join(summary_lines(compiled)), end="\n\n")
         print(f"> {QUESTION}")
     loaded = load_session(out)
+    del loaded.startup["python"]  # it holds the compile
     made = generate(
         loaded.session, QUESTION, SamplingOptions(max_tokens=MAX_TOKENS), True, _shown(as_json)
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A session, and the seconds from the start of the process until it was ready, by phase."""
+    """A session, and the seconds until it was ready by phase: "python" is the process before."""
 
     session: "Session"
     startup: dict[str, float]
@@ -113,8 +113,8 @@ def timings(loaded: Loaded, made: Generation) -> dict[str, Any]:
 def speed_line(loaded: Loaded, made: Generation) -> str:
     """Tokens and times for people, in one line."""
     rate = f", {made.tokens_per_s:.1f} tokens/s" if made.tokens_per_s is not None else ""
-    started = sum(loaded.startup.values())
+    since = "after the process started" if "python" in loaded.startup else "after the compile"
     return (
         f"{len(made.token_ids)} tokens{rate}, the first after {made.ttft_ms:.0f} ms;"
-        f" ready {started:.2f} s after the process started"
+        f" ready {sum(loaded.startup.values()):.2f} s {since}"
     )
