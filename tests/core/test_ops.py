@@ -70,6 +70,10 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ops.rope.default,
         (_rand(1, 5, 3, 8).transpose(1, 2), _rand(5, 4), _rand(5, 4), "interleaved"),
     ),
+    "rope_table": (
+        ops.rope_table.default,
+        (torch.tensor([5, 0, 7]), _rand(3), 1.5, "bfloat16"),
+    ),
     "keep": (ops.keep.default, (_rand(3, 4).T,)),
     "attention": (
         ops.attention.default,
