@@ -1,6 +1,6 @@
 """Weights of an unpacked artifact, read from the checkpoint folder that the user names.
 
-In: the plan's weight specs and a folder of safetensors files. Out: the buffers as kernels read them.
+In: weight specs of a plan and a folder of safetensors. Out: the buffers as kernels read them.
 """
 
 import json
@@ -62,7 +62,13 @@ class _Reader:
 def _shards(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            found = all(isinstance(name, str) for name in names)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            found = False
+        if not found:
+            raise CheckpointError(f"{_INDEX} is damaged", where=folder.name, hint="fetch it again")
     else:
         names = ["model.safetensors"]
     for name in names:

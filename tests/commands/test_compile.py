@@ -186,3 +186,10 @@ def test_packing_what_cannot_be_packed(model: Path, tmp_path: Path, capfd):
     call(capfd, "compile", model, "-o", out, "--pack").refused(2, "holds no weights")
     if (real := real_gguf()) is not None:
         call(capfd, "compile", real, "-o", out, "--no-pack").refused(2, "GGUF")
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 5}}'])
+def test_outside_weights_with_a_damaged_index(unpacked: Path, tmp_path: Path, index: str, capfd):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    result = call(capfd, "run", unpacked / "out", "hello", "--weights", tmp_path)
+    result.refused(2, "index.json is damaged")
