@@ -17,7 +17,7 @@ from sitsc.core.hardware import CudaLimits
 
 _GEMV_TOKENS = 4  # at most that many on CUDA cores
 _SKINNY_TOKENS = 64  # at most that many on tensor cores, weights on the M side
-_THREAD_REGISTERS = 224  # of 255; the rest for addresses
+_THREAD_REGISTERS = 176  # of 255; the rest for addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def prefill_candidates(op: Heads, gpu: CudaLimits) -> tuple[Candidate, ...]:
     found: list[Candidate] = []
     for (m, warps), n, stages in product(((128, 8), (128, 4), (64, 4)), (64, 128, 32), (3, 2, 4)):
         padded = power_of_two(op.head_dim)
-        if (2 * stages * n + m) * padded * 2 <= gpu.shared_bytes and m * padded <= 128 * warps * 32:
+        values = m * (n + padded) // (warps * 32)  # scores and sums of a thread
+        if (2 * stages * n + m) * padded * 2 <= gpu.shared_bytes and values <= 96:
             tile = {"block_m": m, "block_n": n, "stages": stages, "num_warps": warps}
             found.append(Candidate("attention_prefill", tile))
     return tuple(found)
@@ -88,6 +89,8 @@ def _gemv(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             x = parts * block_k * tokens / threads
             weights = parts * sums / 2 * (1 if stages else 2)
             if sums < 16 or x + weights + sums / 2 > _THREAD_REGISTERS:
+                continue
+            if parts > 1 and block_k < 2048:  # more blocks of the same columns: more registers
                 continue
             if stages * parts * block_n * block_k * op.sides * 2 > gpu.shared_bytes:
                 continue
@@ -127,6 +130,7 @@ def _decode(op: Heads, gpu: CudaLimits) -> Iterator[Candidate]:
     padded = power_of_two(op.head_dim)
     tiles = ((64, 4), (64, 2), (32, 2), (32, 1), (16, 1), (128, 4))
     for (block, warps), stages, partial in product(tiles, (4, 3, 5), (True, False)):
-        if stages * 2 * block * padded * 2 <= gpu.shared_bytes:
+        fits = block * padded <= (128 if warps > 1 else 64) * 32 * warps
+        if fits and stages * 2 * block * padded * 2 <= gpu.shared_bytes:
             tile = {"block": block, "stages": stages, "partial": partial, "num_warps": warps}
             yield Candidate("attention_decode", tile)

@@ -2,6 +2,9 @@
 
 In: the name of a template, its shape and tile. Out: a `KernelSource` whose arguments are named and
 typed, the grid for run-time sizes, and tiles worth measuring. Chooses nothing.
+With dependent launch, kernels read weights, lengths, block tables and (attention_decode) old pages
+before they wait: the first kernel of a step must be launched without it, and only `advance`, the
+last, may write lengths.
 """
 
 from collections.abc import Callable

@@ -38,6 +38,8 @@ def load(source: KernelSource, device: Device) -> KernelImage:
 
 
 def bind(prepared: Prepared, device: Device) -> list[BoundLaunch]:
+    """The launches; inputs are complete, since weights are read before the dependency wait."""
+    torch.cuda.synchronize()
     return [load(s.source, device).bind(s.grid, list(s.arguments)) for s in prepared.steps]
 
 
@@ -72,7 +74,6 @@ def test_kernel(device, name):
         assert not counter.any()
     again = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)
     launches = bind(again, device)
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run(launches)
