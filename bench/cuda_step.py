@@ -1,7 +1,7 @@
-"""A first measurement of a CUDA artifact with random weights: correctness, decode, time to first token.
+"""A first measurement of a CUDA artifact with random weights: correctness, decode, TTFT.
 
-`python bench/cuda_step.py ART -o OUT.json [--quick]`, on the GPU; needs no compiler. The reference is
-plain torch with the same weights, accumulating in fp32 and rounding where the model rounds.
+`python bench/cuda_step.py ART -o OUT.json [--quick]`, on the GPU; needs no compiler. The reference
+is plain torch with the same weights, accumulating in fp32 and rounding where the model rounds.
 """
 
 import argparse
@@ -66,10 +66,13 @@ def reference(plan: Plan, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
 
 
 def error(a: Tensor, b: Tensor) -> float:
+    """max|a - b| / max|b|."""
     return float((a.float() - b.float()).abs().max() / b.float().abs().max())
 
 
-def check(executor: CudaExecutor, weights: dict[str, Tensor], lengths: list[int], steps: int) -> dict[str, Any]:
+def check(
+    executor: CudaExecutor, weights: dict[str, Tensor], lengths: list[int], steps: int
+) -> dict[str, Any]:
     """Prefill of ragged sequences, then decode steps, against the reference."""
     plan, page = executor.plan, executor.plan.kv[0].page_tokens
     generator = torch.Generator().manual_seed(1)
@@ -82,8 +85,15 @@ def check(executor: CudaExecutor, weights: dict[str, Tensor], lengths: list[int]
     starts = [0]
     for n in lengths:
         starts.append(starts[-1] + n)
-    batch = StepBatch("prefill", tuple(range(len(lengths))), sum(prompts, []), starts,
-                      [0] * len(lengths), tables, [True] * len(lengths))
+    batch = StepBatch(
+        "prefill",
+        tuple(range(len(lengths))),
+        [i for p in prompts for i in p],
+        starts,
+        [0] * len(lengths),
+        tables,
+        [True] * len(lengths),
+    )
     regime, rows = executor.prefill(batch)
     executor.stream.synchronize()
     logits = executor.logits(regime, rows).clone()
@@ -107,7 +117,9 @@ def check(executor: CudaExecutor, weights: dict[str, Tensor], lengths: list[int]
     return found | {"decode_errors": errors, "sampled_is_argmax": same, "decode_regime": name}
 
 
-def time_decode(executor: CudaExecutor, batch: int, context: int, steps: int = 40) -> dict[str, float]:
+def time_decode(
+    executor: CudaExecutor, batch: int, context: int, steps: int = 40
+) -> dict[str, float]:
     """Median milliseconds of a decode step with `batch` sequences of `context` tokens."""
     page = executor.plan.kv[0].page_tokens
     width = -(-(context + 2 * steps + 40) // page)
@@ -128,7 +140,7 @@ def time_decode(executor: CudaExecutor, batch: int, context: int, steps: int = 4
         b.record(executor.stream)
         b.synchronize()
         times.append(a.elapsed_time(b) / (steps // 4))
-    return {"ms": statistics.median(times), "best_ms": min(times), "regime": name}  # type: ignore[dict-item]
+    return {"ms": statistics.median(times), "best_ms": min(times)}
 
 
 def time_prefill(executor: CudaExecutor, tokens: int, repeats: int = 4) -> dict[str, float]:
@@ -148,7 +160,7 @@ def time_prefill(executor: CudaExecutor, tokens: int, repeats: int = 4) -> dict[
 
 
 def time_kernels(executor: CudaExecutor, name: str) -> dict[str, float]:
-    """Microseconds of each launch of the first layer group of a regime, alone in a graph of many."""
+    """Microseconds of each launch of a regime's layers, alone in a graph of many."""
     regime = next(r for r in executor.plan.regimes if r.name == name)
     sizes = regime.sizes | {"sequence_pages": executor._width}
     found: dict[str, float] = {}
@@ -156,7 +168,10 @@ def time_kernels(executor: CudaExecutor, name: str) -> dict[str, float]:
     for group in groups:
         for index, launch in enumerate(group.launches):
             layers = group.layers or (None,)
-            bound = [executor._bind(launch, l, 0 if l is None else executor._place(l), sizes) for l in layers]
+            bound = [
+                executor._bind(launch, n, 0 if n is None else executor._place(n), sizes)
+                for n in layers
+            ]
             bound = bound if len(bound) > 1 else bound * 8
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.stream(executor.stream):
@@ -207,13 +222,17 @@ def main() -> None:
         print(name, json.dumps(report[name]), flush=True)
 
     for lengths in ([1], [100], [17, 5, 64, 33], [130] * 8, [40] * 33):
-        attempt(f"check_{len(lengths)}x{lengths[0]}", lambda n=lengths: check(executor, weights, n, 3))
+        attempt(
+            f"check_{len(lengths)}x{lengths[0]}", lambda n=lengths: check(executor, weights, n, 3)
+        )
     for pool in executor.memory.pools.values():
         pool.view(torch.bfloat16).normal_()
     grid = [(1, 128), (1, 8192), (2, 128), (4, 128), (8, 128), (16, 128), (32, 1024), (64, 512)]
     grid += [(128, 512), (256, 512)]
     for batch, context in grid:
-        attempt(f"decode_bs{batch}_ctx{context}", lambda b=batch, c=context: time_decode(executor, b, c))
+        attempt(
+            f"decode_bs{batch}_ctx{context}", lambda b=batch, c=context: time_decode(executor, b, c)
+        )
     for tokens in (512, 2048, 8192):
         attempt(f"ttft_{tokens}", lambda t=tokens: time_prefill(executor, t))
     if not options.quick:

@@ -1,8 +1,8 @@
-"""Peers on this machine's CPU, in the same run: transformers, OpenVINO GenAI and llama.cpp, one model.
+"""Peers on this CPU, in the same run: transformers, OpenVINO GenAI, llama.cpp; one model.
 
-`python bench/peers_cpu.py MODEL.gguf -o bench/results/cpu_smollm2-135m.json` adds a "peers" section.
-An engine that is not installed is left out by name. OpenVINO GenAI and llama-cpp-python may live in
-another environment: name its Python with --python.
+`python bench/peers_cpu.py MODEL.gguf -o bench/results/cpu_smollm2-135m.json` adds a "peers"
+section. An engine that is not installed is left out by name. OpenVINO GenAI and llama-cpp-python
+may live in another environment: name its Python with --python.
 """
 
 import argparse
@@ -12,17 +12,17 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+import transformers
+
+from sitsc.frontend.checkpoint import open_checkpoint
+from sitsc.runtime.measure import random_ids
+
 DECODE_TOKENS, PROMPT_TOKENS = 128, 512
 
 
 def transformers_figures(model: str, dtype: str) -> dict[str, float]:
     """Decode tokens/s after a 128-token prompt, and milliseconds of a 512-token prefill."""
-    import torch
-    import transformers
-
-    from sitsc.frontend.checkpoint import open_checkpoint
-    from sitsc.runtime.measure import random_ids
-
     checkpoint = open_checkpoint(model)
     config = transformers.LlamaConfig(**checkpoint.config)
     with torch.device("meta"):
@@ -54,7 +54,9 @@ OPENVINO = """
 import json, sys, time
 import openvino_genai as genai
 pipe = genai.LLMPipeline(sys.argv[1], "CPU")
-config = genai.GenerationConfig(max_new_tokens=128, ignore_eos=True, do_sample=False, apply_chat_template=False)
+config = genai.GenerationConfig(
+    max_new_tokens=128, ignore_eos=True, do_sample=False, apply_chat_template=False
+)
 best = 0.0
 for _ in range(4):
     result = pipe.generate(["The history of the world is long and "], config)
@@ -75,13 +77,16 @@ for _ in range(4):
     for _ in range(128):
         net.eval([token]); token = net.sample(temp=0.0)
     best = max(best, 128 / (time.perf_counter() - start))
-print(json.dumps({"decode_tokens_per_s": best, "ttft_512_ms": prefill * 1e3, "version": llama_cpp.__version__}))
+found = {"decode_tokens_per_s": best, "ttft_512_ms": prefill * 1e3}
+print(json.dumps(found | {"version": llama_cpp.__version__}))
 """
 
 
 def other(python: str, script: str, model: str) -> dict[str, object]:
     """The figures that a script prints in another environment, or why there are none."""
-    done = subprocess.run([python, "-c", script, model], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-c", script, model], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return {"left_out": (done.stderr.strip().splitlines() or ["failed"])[-1][:200]}
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,7 +1,7 @@
 """Everything generated for the CPU target: kernels, shims and the package, into one folder.
 
-In: the final graph. Out: cpu/kernels.so, cpu/shims.so, cpu/step.pt2 and the kernels' rendered source.
-The libraries are the same for every model, so they have a cache entry of their own.
+In: the final graph. Out: cpu/kernels.so, cpu/shims.so, cpu/step.pt2 and the kernels' rendered
+source. The libraries are the same for every model, so they have a cache entry of their own.
 """
 
 import shutil

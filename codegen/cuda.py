@@ -1,7 +1,7 @@
-"""Everything generated for a CUDA target: kernel instances for the planner, cubins for the artifact.
+"""Everything generated for a CUDA target: kernel instances for the planner, then cubins.
 
-In: shapes and step sizes that the planner asks for. Out: `KernelInfo` for the plan and, at the end, every
-kernel compiled without a GPU. Tiles come from the target's table or its rule.
+In: shapes and step sizes that the planner asks for. Out: `KernelInfo` for the plan and, at the
+end, every kernel compiled without a GPU. Tiles come from the target's table or its rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class CudaProvider:
         return self._info(source, blocks, choice.tile, partials, counters)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
-        """Decode: one token a sequence, split over the keys; prefill: pages first, then attention."""
+        """Decode: one token a sequence, split over keys; prefill: pages, then attention."""
         heads = Heads(
             heads=shape["q_heads"],
             kv_heads=shape["kv_heads"],

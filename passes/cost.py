@@ -1,7 +1,7 @@
 """Cost of one operator at given sizes: bytes moved, floating-point operations, predicted time.
 
-Roofline: the larger of bytes over read bandwidth and operations over the ceiling of the dtype, plus the
-fixed cost of a launch. Sizes of the step come by name ("tokens", "context").
+Roofline: the larger of bytes over read bandwidth and operations over the ceiling of the dtype,
+plus the fixed cost of a launch. Sizes of the step come by name ("tokens", "context").
 """
 
 import math
@@ -63,11 +63,15 @@ def cost_of(node: fx.Node, sizes: Sizes) -> Cost:
         return Cost(2 * out, 0, "float32")
     if not isinstance(node.meta.get("val"), torch.Tensor) or _is_view(node):
         return Cost(0, 0, "float32")
-    return Cost(out + sum(sizes.nbytes(n) for n in node.all_input_nodes), sizes.elements(node), "float32")
+    return Cost(
+        out + sum(sizes.nbytes(n) for n in node.all_input_nodes), sizes.elements(node), "float32"
+    )
 
 
 def _is_view(node: fx.Node) -> bool:
-    return is_op(node, "reshape", "select", "transpose", "unsqueeze", "slice", "split_with_sizes", "expand")
+    return is_op(
+        node, "reshape", "select", "transpose", "unsqueeze", "slice", "split_with_sizes", "expand"
+    )
 
 
 def _linear(node: fx.Node, sizes: Sizes) -> Cost:
@@ -94,7 +98,9 @@ def _attention(node: fx.Node, sizes: Sizes) -> Cost:
     if args["window"]:
         pairs = min(pairs, tokens * args["window"])
     kv_bytes = 2 * sequences * length * sizes.of(k.shape[1]) * dim * pool.dtype.itemsize
-    moved = kv_bytes + sum(sizes.nbytes(args[name]) for name in ("q", "k", "v")) + sizes.nbytes(node)
+    moved = (
+        kv_bytes + sum(sizes.nbytes(args[name]) for name in ("q", "k", "v")) + sizes.nbytes(node)
+    )
     return Cost(int(moved), int(4 * pairs * heads * dim), "float32")
 
 

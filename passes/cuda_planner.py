@@ -1,7 +1,8 @@
-"""The CUDA planner: one regime a bucket, one arena for all of them, launches as the plan's document.
+"""The CUDA planner: one regime a bucket, one arena for all, launches as a document.
 
-In: the final graph, the model's facts, options, target and a provider of kernels. Out: a `Plan`. Step
-inputs keep one place through all regimes; the values inside a step share the rest of the arena.
+In: the final graph, the model's facts, options, target and a provider of kernels. Out: a `Plan`.
+Step inputs keep one place through all regimes; the values inside a step share the rest of the
+arena.
 """
 
 from dataclasses import replace

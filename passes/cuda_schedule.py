@@ -1,8 +1,8 @@
 """CUDA schedule: the final graph as launches of kernels and library calls, for one bucket.
 
-In: the graph, the sizes of the bucket, a provider of kernel instances. Out: launch groups (layers of one
-class are one group) and the arena buffers that they use. The residual stream lives in one buffer that
-the epilogues update in place; layers reuse the same places.
+In: the graph, the sizes of the bucket, a provider of kernel instances. Out: launch groups (layers
+of one class are one group) and the arena buffers that they use. The residual stream lives in one
+buffer that the epilogues update in place; layers reuse the same places.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,7 @@
 """Layer classes: decoder layers whose operators and shapes are the same share one class.
 
-In: the final graph. Out: the classes in order of first appearance. Weights, the layer's index and its
-place in the KV pool do not count; every other argument does.
+In: the final graph. Out: the classes in order of first appearance. Weights, the layer's index and
+its place in the KV pool do not count; every other argument does.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Memory: the place of every buffer in one arena, from lifetimes.
 
-In: buffers with sizes and the steps between which they live. Out: their offsets. Buffers that live at
-the same time never overlap; the largest are placed first, each in the lowest gap that fits.
+In: buffers with sizes and the steps between which they live. Out: their offsets. Buffers that live
+at the same time never overlap; the largest are placed first, each in the lowest gap that fits.
 """
 
 from dataclasses import dataclass, replace
@@ -55,12 +55,15 @@ def _lowest_gap(busy: list[tuple[int, int]], size: int) -> int:
 
 
 def graph_buffers(graph: fx.Graph, sizes: Sizes) -> list[ArenaBuffer]:
-    """Every value that a graph computes, with its lifetime in nodes; views keep their source alive."""
+    """Every computed value with its lifetime in nodes; views keep their source alive."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     steps = {node: index for index, node in enumerate(nodes)}
     last = {node: steps[node] for node in nodes}
     for node in reversed(nodes):
-        ends = [last.get(user, len(nodes)) if _is_view(user) else steps.get(user, len(nodes)) for user in node.users]
+        ends = [
+            last.get(user, len(nodes)) if _is_view(user) else steps.get(user, len(nodes))
+            for user in node.users
+        ]
         last[node] = max([last[node], *ends])
     buffers = []
     for node in nodes:

@@ -1,7 +1,7 @@
 """The planner: the final graph and the choices made become the plan.
 
-In: a graph after its passes, the model's facts, options and target. Out: a `Plan` with every size in
-bytes. Reads no weight and no file.
+In: a graph after its passes, the model's facts, options and target. Out: a `Plan` with every size
+in bytes. Reads no weight and no file.
 """
 
 from dataclasses import dataclass
@@ -133,7 +133,9 @@ def _memory(
             hint=f"--kv-tokens {context} or a smaller --max-context",
         )
     pages = -(-wanted // options.page_tokens)
-    sizes = StepSizes("prefill", step_tokens, options.max_batch, context).values(options.page_tokens)
+    sizes = StepSizes("prefill", step_tokens, options.max_batch, context).values(
+        options.page_tokens
+    )
     sizes |= {"sequence_pages": -(-context // options.page_tokens), "pages": pages}
     arena = plan_arena([*_inputs(graph, sizes), _scratch(workspace.bytes)])
     inside = plan_arena(graph_buffers(graph, Sizes(symbol_names(graph), sizes)))
@@ -190,6 +192,7 @@ def _check_fits(memory: Memory, target: Target) -> None:
 def predictions(
     found: tuple[Regime, ...], memory: Memory, data: TargetData
 ) -> dict[str, Prediction]:
+    """Times of every regime and of a start, with the error bar of the target."""
     error = data.prediction_error
     rate = data.target.ceilings["weights_load_bytes_per_s"].value
     values = {"cold_start": Prediction(memory.weights_bytes / rate, "s", error)}

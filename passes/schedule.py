@@ -1,7 +1,7 @@
 """Schedule: the regimes of the plan, with what each launches and what that costs.
 
-In: the final graph and the sizes that were chosen. Out: one regime a bucket. On the CPU every regime
-launches the same package, whose sizes are free: nothing is ever padded.
+In: the final graph and the sizes that were chosen. Out: one regime a bucket. On the CPU every
+regime launches the same package, whose sizes are free: nothing is ever padded.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from sitsc.core.plan import (
     Argument,
     KernelRow,
     KvGroup,
-    LayerClass,
     Launch,
     LaunchGroup,
+    LayerClass,
     Regime,
     Target,
 )
@@ -72,9 +72,7 @@ def buckets(max_batch: int, chunk_tokens: int, max_context: int) -> list[StepSiz
 CPU_LAYOUT = "page, layer, k: [head, dim, token], v: [head, token, dim]"
 
 
-def kv_groups(
-    graph: fx.Graph, page_tokens: int, layout: str = CPU_LAYOUT
-) -> tuple[KvGroup, ...]:
+def kv_groups(graph: fx.Graph, page_tokens: int, layout: str = CPU_LAYOUT) -> tuple[KvGroup, ...]:
     """The KV pools of a graph, one group of layers each."""
     groups = []
     pools = [n for n in graph.nodes if str(n.meta.get("input", "")).startswith("kv_")]

@@ -1,7 +1,7 @@
 """The executor of the CPU target: one step is the launches of a regime, bound as the plan says.
 
-In: a `StepBatch`. Out: logits. It fills the planned input buffers, picks the smallest regime that holds
-the step, and calls its packages; sizes, order and bindings all come from the plan.
+In: a `StepBatch`. Out: logits. It fills the planned input buffers, picks the smallest regime that
+holds the step, and calls its packages; sizes, order and bindings all come from the plan.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,7 @@
 """The executor of CUDA targets: launches bound once, decode steps replayed as CUDA graphs.
 
-In: a plan, its kernels and placed weights. Out: logits or sampled ids, on the device. Every buffer lies
-where the plan says; sizes, order, grids and arguments all come from the plan.
+In: a plan, its kernels and placed weights. Out: logits or sampled ids, on the device. Every buffer
+lies where the plan says; sizes, order, grids and arguments all come from the plan.
 """
 
 import math

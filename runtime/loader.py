@@ -1,7 +1,7 @@
 """Loading an artifact: checked, placed and ready to generate; compiles nothing.
 
-In: an artifact folder. Out: a `Session` with engine, tokenizer and chat template. Checksums of all files
-are verified in the background while the rest loads, and before anything is given out.
+In: an artifact folder. Out: a `Session` with engine, tokenizer and chat template. Checksums of all
+files are verified in the background while the rest loads, and before anything is given out.
 """
 
 import json

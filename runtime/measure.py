@@ -1,7 +1,7 @@
-"""Measuring a loaded artifact: decode steps, time to first token, bandwidth; nothing is asserted here.
+"""Measuring a loaded artifact: decode steps, time to first token, bandwidth.
 
-In: a `Session`. Out: figures in the units that their names say. Prompts are pseudo-random ids, so that
-every engine can be given the same ones.
+In: a `Session`. Out: figures in the units that their names say. Prompts are pseudo-random ids, so
+that every engine can be given the same ones.
 """
 
 import time
@@ -20,7 +20,7 @@ _WARM_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """Decode of one (batch, context): milliseconds a step, and tokens a second of the whole batch."""
+    """Decode of one (batch, context): milliseconds a step, tokens a second of the batch."""
 
     batch: int
     context: int

@@ -1,4 +1,4 @@
-"""Memory of one device as the plan says: the weights, the arena and the KV pools, one allocation each.
+"""Memory of one device as planned: weights, arena and KV pools, one allocation each.
 
 In: an artifact. Out: tensors at planned places. Nothing is allocated beyond the plan.
 """
@@ -78,7 +78,7 @@ class Arena:
         return self._buffers[name]
 
     def view(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The first elements of a buffer as a contiguous tensor of `shape`, within its planned size."""
+        """The first elements of a buffer as a contiguous tensor of `shape`."""
         buffer = self._buffers[name]
         dtype = DTYPES[buffer.dtype]
         nbytes = math.prod(shape) * dtype.itemsize

@@ -1,7 +1,7 @@
 """Loading the code of an AOTInductor package without unpacking it to a disk.
 
-In: a .pt2 file. Out: a runner of the library inside it, from a file in memory, so that start-up needs no
-temporary folder and nothing is left behind.
+In: a .pt2 file. Out: a runner of the library inside it, from a file in memory, so that start-up
+needs no temporary folder and nothing is left behind.
 """
 
 import os

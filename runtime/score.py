@@ -1,7 +1,8 @@
-"""Scoring given tokens: logits of every position, and perplexity, through the executor that serves.
+"""Scoring given tokens: logits of every position, and perplexity, through the executor that
+serves.
 
-In: token ids. Out: logits in chunks, or a figure. Uses the first pages of the KV pool, so it must not run
-while requests are being served.
+In: token ids. Out: logits in chunks, or a figure. Uses the first pages of the KV pool, so it must
+not run while requests are being served.
 """
 
 import math

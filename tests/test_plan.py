@@ -17,6 +17,7 @@ from sitsc.core.plan import SCHEMA, Plan, read_plan
 from sitsc.core.sampling import SamplingOptions
 from sitsc.models.random_checkpoint import write_random
 from sitsc.pipeline import inspect, plan_checkpoint
+from sitsc.runtime.loader import load
 
 OPTIONS = CompileOptions(dtype="float32", max_context=256, max_batch=4, prefill_chunk_tokens=64)
 
@@ -119,10 +120,8 @@ def test_every_option_changes_the_fingerprint():
     assert len(prints) == len(other) + 1
 
 
-def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path):
+def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path, monkeypatch):
     """Edit the threads of a launch and the chunk of a prefill: the run changes accordingly."""
-    from sitsc.runtime.loader import load
-
     root = tmp_path / "edited"
     shutil.copytree(tiny_artifact, root)
     plan = open_artifact(root).plan
@@ -145,7 +144,11 @@ def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path):
     session = load(root)
     steps = []
     execute = session.executor.execute
-    session.executor.execute = lambda batch: (steps.append(batch.num_tokens), execute(batch))[1]
+    monkeypatch.setattr(
+        session.executor,
+        "execute",
+        lambda batch: (steps.append(batch.num_tokens), execute(batch))[1],
+    )
     threads = torch.get_num_threads()
     answer = session.engine.generate_batch([prompt], SamplingOptions(max_tokens=6))[0]
     assert torch.get_num_threads() == 1

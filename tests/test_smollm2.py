@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from sitsc.core.options import CompileOptions
 from sitsc.core.sampling import SamplingOptions
+from sitsc.core.serving.batch import StepBatch
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.pipeline import compile_model
 from sitsc.runtime.loader import Session, load
@@ -69,8 +71,6 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Checkpoint):
-    import transformers
-
     config = transformers.LlamaConfig(**checkpoint.config)
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
@@ -103,8 +103,6 @@ def test_decode_one_token_at_a_time_gives_the_logits_of_prefill(sessions):
     session = sessions["float32"]
     ids = session.tokenizer.encode(PROMPTS[2] * 3, True)
     prefill = torch.cat(list(iterate_logits(session.executor, ids)))
-    from sitsc.core.serving.batch import StepBatch
-
     for position, token in enumerate(ids):
         batch = StepBatch("decode", (0,), [token], [0, 1], [position], [list(range(64))], [True])
         row = session.executor.execute(batch)[0]

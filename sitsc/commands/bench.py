@@ -1,4 +1,4 @@
-"""`sitsc bench`: decode, time to first token, start-up and memory of artifacts, written as evidence."""
+"""`sitsc bench`: decode, TTFT, start-up and memory of artifacts, written as evidence."""
 
 import importlib.metadata
 import json

@@ -1,7 +1,7 @@
 """What the planner asks of a code generator: kernel instances, without importing it.
 
-In: a template's name, the shape it is for and a tile. Out: the key of the instance, its arguments in
-order, its grid and the scratch it needs. `codegen` provides it; `passes` schedule with it.
+In: a template's name, the shape it is for and a tile. Out: the key of the instance, its arguments
+in order, its grid and the scratch it needs. `codegen` provides it; `passes` schedule with it.
 """
 
 from dataclasses import dataclass

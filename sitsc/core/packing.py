@@ -29,7 +29,7 @@ def write_weights(
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             offset = file.tell()
             tensor = materialise(spec, read).contiguous()
-            file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
             index.append(StoredWeight(spec.name, offset, spec.nbytes))
             progress(spec.nbytes)
         file.write(b"\0" * (-file.tell() % ALIGNMENT))

@@ -1,7 +1,8 @@
 """The plan: everything that will be executed, as a document that people read and programs obey.
 
 Canonical JSON, the same bytes on every machine. `sha256` names the plan; `runs` covers all but the
-predictions: equal `runs` means that the same things are executed. Sizes in bytes, times in microseconds.
+predictions: equal `runs` means that the same things are executed. Sizes in bytes, times in
+microseconds.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Tile tables: which kernel and tile a linear layer takes, from measurements or from a rule.
 
 In: the shape of a layer, the tokens of the bucket, the target. Out: a `TileChoice`. Entries of
-data/tiles/<target>.json carry their evidence; a shape without one gets the rule below, which depends on
-sizes and on the number of multiprocessors alone.
+data/tiles/<target>.json carry their evidence; a shape without one gets the rule below, which
+depends on sizes and on the number of multiprocessors alone.
 """
 
 import json

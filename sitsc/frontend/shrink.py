@@ -1,4 +1,4 @@
-"""A small configuration of the same shape: few layers, narrow, for checks that execute the graph."""
+"""A small configuration of the same shape, for checks that execute the graph."""
 
 from typing import Any
 

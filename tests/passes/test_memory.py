@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
+from torch.fx.node import map_arg
 
 from sitsc.core.plan import ArenaBuffer
 from sitsc.passes.cost import Sizes
@@ -104,7 +105,7 @@ def test_running_a_graph_in_its_planned_arena_gives_the_right_values(graph):
         elif node.op == "output":
             assert torch.equal(values[node.args[0]], wanted)
         else:
-            args = fx.node.map_arg(node.args, lambda n: values[n])
+            args = map_arg(node.args, lambda n: values[n])
             made = node.target(*args)
             if (place := places.get(node.name)) is not None:
                 raw = block[place.offset : place.offset + place.bytes]

@@ -9,7 +9,9 @@ from torch import Tensor
 from sitsc.core.weights import DTYPES
 
 
-def rope_table_reference(position_ids: Tensor, inv_freq: Tensor, scaling: float, dtype: str) -> Tensor:
+def rope_table_reference(
+    position_ids: Tensor, inv_freq: Tensor, scaling: float, dtype: str
+) -> Tensor:
     """[2, tokens, rotary_dim]: cosines, then sines, times `scaling`, rounded to `dtype`."""
     angles = position_ids[:, None].float() * inv_freq.float()
     angles = torch.cat((angles, angles), -1)
