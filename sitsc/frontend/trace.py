@@ -81,6 +81,17 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _refuse_experts(config: dict[str, Any]) -> None:
+    """Raises UnsupportedModelError for a mixture of experts, which has no operator yet."""
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if config.get(key):
+            raise UnsupportedModelError(
+                f"mixture-of-experts layers ({key} {config[key]}) are not compiled yet",
+                where="config.json",
+                hint="dense models of the same families are",
+            )
+
+
 def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """The transformers module of `config` on the meta device. Raises UnsupportedModelError."""
     import transformers  # noqa: PLC0415  (heavy; only compiling needs it)
@@ -88,6 +99,7 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
     transformers.logging.set_verbosity_error()
     kind = config.get("model_type")
+    _refuse_experts(config)
     values = {key: value for key, value in config.items() if key != "model_type"}
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
