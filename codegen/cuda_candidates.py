@@ -98,7 +98,7 @@ def _gemv(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             tile |= {"tokens": tokens, "num_warps": warps}
             yield Candidate("gemv", tile, _programs(-(-op.rows // block_n), split, gpu))
     for block_n, block_k in ((4, 1024), (8, 512), (2, 2048)):
-        if block_k <= widest and block_n * block_k * op.sides * tokens / 128 <= _THREAD_REGISTERS:
+        if block_k <= widest and block_n * block_k * op.sides * tokens / 128 <= 96:
             tile = {"tokens": tokens, "block_n": block_n, "block_k": block_k}
             yield Candidate("gemv_walk", tile)
 
@@ -110,6 +110,8 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
         programs = -(-op.rows // n) * split
         if (split > 1 and programs > 4 * gpu.num_sms) or op.columns % (split * k):
             continue
+        if op.norm and not _norm_fits(op, n, k, block_t, warps):
+            continue
         depth = -(-op.columns // (split * k))
         most = min(depth + 1, _most_stages(op, n, k, block_t, ahead, gpu))
         for stages in sorted({min(stages, most) for stages in (4, 6)} - {0, 1}):
@@ -118,6 +120,12 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             yield Candidate("skinny", tile)
             if not ahead and block_t > 16:
                 yield Candidate("skinny", tile | {"prefetch_bytes": 1024})
+
+
+def _norm_fits(op: Linear, n: int, k: int, t: int, warps: int) -> bool:
+    """Whether squares of x and the sums stay in registers; below 64 rows x is kept twice."""
+    x, sums = k * t // (warps * 32), n * t * op.sides // (warps * 32)
+    return x * 3 // 2 + sums <= 136 and (n >= 64 or x <= 16)
 
 
 def _most_stages(op: Linear, n: int, k: int, t: int, ahead: bool, gpu: CudaLimits) -> int:
