@@ -4,9 +4,9 @@ In: an artifact folder. Out: a `Session` with engine, tokenizer and chat templat
 files are verified in the background while the rest loads, and before anything is given out.
 """
 
-import json
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,20 +72,29 @@ def load(
     artifact = open_artifact(root)
     check_target(artifact, TARGET)
     timeline.mark("open")
-    with ThreadPoolExecutor(1) as pool:
-        checking = pool.submit(check_files, artifact) if verify else None
+    with _checked(artifact, verify):
         placed = _weights(artifact, weights, progress)
         timeline.mark("weights")
         tokenizer = _tokenizer(artifact)
         template = _template(artifact)
         timeline.mark("tokenizer")
-        if checking is not None:
-            checking.result()
-        timeline.mark("verify")
+    timeline.mark("verify")
     executor = CpuExecutor(artifact, placed)
     engine = make_engine(artifact, executor, tokenizer)
     timeline.mark("executor")
     return Session(artifact, engine, executor, tokenizer, template, timeline.phases)
+
+
+@contextlib.contextmanager
+def _checked(artifact: Artifact, verify: bool) -> Iterator[None]:
+    """Compare checksums in the background; an altered file wins over what fails because of it."""
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(check_files, artifact) if verify else None
+        try:
+            yield
+        finally:
+            if checking is not None:
+                checking.result()
 
 
 def make_engine(artifact: Artifact, executor: CpuExecutor, tokenizer: Tokenizer | None) -> Engine:
@@ -133,5 +142,4 @@ def _tokenizer(artifact: Artifact) -> Tokenizer | None:
 def _template(artifact: Artifact) -> ChatTemplate | None:
     if not artifact.has(files.CHAT_TEMPLATE):
         return None
-    special = json.loads(artifact.file(files.SPECIAL).read_text())
-    return ChatTemplate(artifact.file(files.CHAT_TEMPLATE).read_text(), special)
+    return ChatTemplate(artifact.text(files.CHAT_TEMPLATE), artifact.json(files.SPECIAL))

@@ -87,9 +87,26 @@ class Artifact:
         """Whether a file is part of the artifact."""
         return name in self.manifest.files
 
+    def text(self, name: str) -> str:
+        """A text file of the artifact. Raises ArtifactError."""
+        try:
+            return self.file(name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise self._unreadable(name, error) from None
+
+    def json(self, name: str) -> Any:
+        """The value of a JSON file of the artifact. Raises ArtifactError."""
+        try:
+            return json.loads(self.text(name))
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable(name, error) from None
+
+    def _unreadable(self, name: str, error: Exception) -> ArtifactError:
+        return ArtifactError(f"{name} cannot be read: {error}", where=self.root.name, hint=AGAIN)
+
     def stored_weights(self) -> dict[str, StoredWeight]:
-        """The index of the weights file, by buffer."""
-        value = json.loads(self.file(WEIGHTS_INDEX).read_text())
+        """The index of the weights file, by buffer. Raises ArtifactError or PlanError."""
+        value = self.json(WEIGHTS_INDEX)
         items = from_value(tuple[StoredWeight, ...], value, WEIGHTS_INDEX)
         return {item.name: item for item in items}
 
@@ -235,6 +252,9 @@ def read_manifest(root: Path) -> Manifest:
             f"{MANIFEST} cannot be read: {error}", where=root.name, hint=AGAIN
         ) from None
     schema = value.get("schema") if isinstance(value, dict) else None
+    if not isinstance(schema, int):
+        what = f"{MANIFEST} is damaged: it names no schema"
+        raise VerifyError(what, where=root.name, hint=AGAIN)
     if schema != SCHEMA:
         raise ArtifactError(
             f"artifact schema {schema}, this version reads {SCHEMA}",

@@ -70,13 +70,27 @@ def test_any_byte_of_the_texts(tiny_artifact: Path, altered: Path, data: st.Data
     (altered / name).write_bytes(whole)
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "cpu/step.pt2", "plan.json", "manifest.json"])
-def test_run_refuses_altered_files_before_any_output(
-    tiny_artifact: Path, tmp_path: Path, name: str
+def test_run_refuses_an_altered_byte_in_every_file(tiny_artifact: Path, tmp_path: Path, capfd):
+    """The checksum is what is told, whatever else fails because of the byte."""
+    artifact = copy(tiny_artifact, tmp_path)
+    for name in all_files(tiny_artifact):
+        whole = (artifact / name).read_bytes()
+        for at in (0, len(whole) // 2, len(whole) - 1):
+            flip_byte(artifact / name, at)
+            result = call(capfd, "run", artifact, "hello", "--chat")
+            result.refused(1, name, "copy or compile it again")
+            (artifact / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["special_tokens.json", "weights.json", "tokenizer.json"])
+@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_cannot_be_read_is_one_line_without_checksums(
+    tiny_artifact: Path, tmp_path: Path, name: str, text: bytes, capfd
 ):
     artifact = copy(tiny_artifact, tmp_path)
-    flip_byte(artifact / name, (artifact / name).stat().st_size // 2)
-    spawn("run", artifact, "hello").refused(1, name, "copy or compile it again")
+    (artifact / name).write_bytes(text)
+    sign(artifact)
+    call(capfd, "run", artifact, "hello", "--no-verify").refused(2, "cannot be read")
 
 
 def test_missing_truncated_and_absent(tiny_artifact: Path, tmp_path: Path, capfd):
@@ -99,6 +113,16 @@ def test_a_newer_schema_is_named(tiny_artifact: Path, tmp_path: Path, capfd):
     edit_manifest(artifact, schema=2)
     assert "schema 2, this version reads 1" in call(capfd, "verify", artifact).out
     call(capfd, "run", artifact, "hello").refused(2, "artifact schema 2", "compile again")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"text"', "{}", '{"schema":"1"}'])
+def test_a_manifest_without_a_schema_is_damaged(
+    tiny_artifact: Path, tmp_path: Path, text: str, capfd
+):
+    artifact = copy(tiny_artifact, tmp_path)
+    (artifact / "manifest.json").write_text(text)
+    call(capfd, "run", artifact, "hello").refused(1, "manifest.json is damaged")
+    assert "manifest.json is damaged" in call(capfd, "verify", artifact).out
 
 
 def test_a_plan_of_a_newer_schema_is_named(tiny_artifact: Path, tmp_path: Path, capfd):
