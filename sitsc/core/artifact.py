@@ -4,14 +4,12 @@
 `open_artifact` reads manifest and plan and refuses by name what is missing, altered or newer.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from sitsc.core.canonical import canonical_json, digest
+from sitsc.core.disk import PARTIAL, disk_errors, remove_leftovers
 from sitsc.core.errors import (
     ArtifactError,
     ArtifactExistsError,
@@ -32,7 +31,6 @@ from sitsc.core.records import from_value, to_value
 SCHEMA = 1
 MANIFEST, PLAN, WEIGHTS, WEIGHTS_INDEX = "manifest.json", "plan.json", "weights.bin", "weights.json"
 TOKENIZER, CHAT_TEMPLATE, SPECIAL = "tokenizer.json", "chat_template.jinja", "special_tokens.json"
-PARTIAL = ".partial-"  # in the name of a folder that is still being written
 _READ_BYTES = 1 << 22
 AGAIN = "copy or compile it again"
 
@@ -136,6 +134,7 @@ class ArtifactWriter:
         with disk_errors(self.out):
             self.out.parent.mkdir(parents=True, exist_ok=True)
             prefix = f".{self.out.name}{PARTIAL}"
+            remove_leftovers(self.out.parent, prefix)
             self.root = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=prefix))
         return self
 
@@ -165,19 +164,6 @@ class ArtifactWriter:
             os.rename(self.root, self.out)
         self.root = self.out
         return open_artifact(self.out)
-
-
-@contextlib.contextmanager
-def disk_errors(out: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into an error for people."""
-    try:
-        yield
-    except OSError as error:
-        reasons = {errno.ENOSPC: "the disk is full", errno.EACCES: "no permission to write"}
-        reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        raise ArtifactError(
-            f"cannot write {out}: {reason}", hint="nothing was left behind"
-        ) from error
 
 
 def _write_manifest(root: Path, manifest: Manifest) -> None:

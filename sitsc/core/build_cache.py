@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sitsc.core import env
 from sitsc.core.artifact import PLAN, hash_file
+from sitsc.core.disk import PARTIAL, reason_of, remove_leftovers
 from sitsc.core.errors import CacheError
 from sitsc.core.plan import Plan, read_plan
 
@@ -28,9 +29,8 @@ def _cache_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise CacheError(
-            f"cannot use the compile cache {root}: {reason}",
+            f"cannot use the compile cache {root}: {reason_of(error)}",
             hint="set SITSC_CACHE to a folder with room",
         ) from error
 
@@ -57,7 +57,8 @@ def add(key: str, generate: Callable[[Path], None]) -> Path:
     root = env.cache_dir()
     with _cache_errors(root):
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".partial-") as work:
+        remove_leftovers(root, PARTIAL)
+        with tempfile.TemporaryDirectory(dir=root, prefix=PARTIAL) as work:
             folder = Path(work, "entry")
             folder.mkdir()
             generate(folder)

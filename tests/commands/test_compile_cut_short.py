@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sitsc.core import build_cache
 from sitsc.core.artifact_problems import find_problems
 from sitsc.core.errors import ArtifactError
 from tests.commands.command_line import call, start
@@ -109,3 +110,38 @@ def test_killed_at_any_moment(
         with pytest.raises(ArtifactError, match="interrupted compile"):
             find_problems(left)
         call(capfd, "verify", left).refused(2, "interrupted compile")
+
+
+def leave(folder: Path, name: str, hours: float) -> Path:
+    """A folder with a file in it, last written to so many hours ago."""
+    (folder / name / "inner").mkdir(parents=True)
+    (folder / name / "inner" / "file").write_text("x")
+    then = time.time() - 3600 * hours
+    os.utime(folder / name, (then, then))
+    return folder / name
+
+
+def test_what_killed_compiles_left_is_removed_after_a_day(
+    tiny_checkpoint: Path, tiny_artifact: Path, tmp_path: Path, capfd
+):
+    """Only folders of this output that nobody has written to for a day."""
+    old = leave(tmp_path, ".out.partial-old", 25)
+    kept = {
+        leave(tmp_path, ".out.partial-young", 23),
+        leave(tmp_path, ".other.partial-old", 25),
+        leave(tmp_path, "out.partial-old", 25),
+    }
+    link = tmp_path / ".out.partial-link"
+    link.symlink_to(tmp_path / ".other.partial-old")
+    assert call(capfd, "compile", tiny_checkpoint, "-o", tmp_path / "out").code == 0
+    assert not old.exists()
+    assert set(tmp_path.iterdir()) == kept | {link, tmp_path / "out"}
+    assert all((path / "inner" / "file").exists() for path in kept)
+
+
+def test_what_killed_compiles_left_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SITSC_CACHE", str(tmp_path))
+    old, young = leave(tmp_path, ".partial-old", 25), leave(tmp_path, ".partial-young", 23)
+    other = leave(tmp_path, "partial-of-somebody", 25)
+    entry = build_cache.add("key", lambda folder: (folder / "code").write_text("x") and None)
+    assert not old.exists() and set(tmp_path.iterdir()) == {young, other, entry}
