@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor, fx
 
+from sitsc.core.disk import disk_errors
 from sitsc.core.errors import NumericsError
 from sitsc.core.interpret import (
     RandomTensors,
@@ -60,13 +61,14 @@ def run_passes(
     check: bool = False,
     tokens: int = 21,
 ) -> list[PassReport]:
-    """Run `passes` over the graph in place. Raises GraphError or NumericsError naming the pass."""
+    """Run `passes` over the graph in place. Raises GraphError or NumericsError naming the pass.
+
+    Raises ArtifactError where the texts cannot be written to the folder `dump`.
+    """
     graph = module.graph
     verify_graph(graph, "tracing")
     runner = _Checker(graph, context, tokens) if check else None
-    if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
-        (dump / "00_trace.txt").write_text(print_graph(graph))
+    _dump(dump, "00_trace.txt", graph)
     reports = []
     for index, item in enumerate(passes, 1):
         before, start = num_ops(graph), time.perf_counter()
@@ -76,12 +78,20 @@ def run_passes(
         error = runner.compare(graph, item) if runner else None
         seconds = time.perf_counter() - start
         reports.append(PassReport(item.name, seconds, before, num_ops(graph), error))
-        if dump is not None:
-            (dump / f"{index:02d}_{item.name}.txt").write_text(print_graph(graph))
+        _dump(dump, f"{index:02d}_{item.name}.txt", graph)
     if runner is not None:
         runner.compare_steps(graph)
     module.recompile()
     return reports
+
+
+def _dump(folder: Path | None, name: str, graph: fx.Graph) -> None:
+    """Write the text of the graph, when there is a folder for it."""
+    if folder is None:
+        return
+    with disk_errors(folder, hint="choose another folder for --dump"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(print_graph(graph))
 
 
 class _Checker:

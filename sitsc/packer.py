@@ -33,9 +33,13 @@ def wanted(checkpoint: Checkpoint, plan: Plan, options: CompileOptions) -> bool:
 
 
 def check_options(checkpoint: Checkpoint, options: CompileOptions) -> None:
-    """Raises OptionError where weights cannot lie where they are asked for."""
-    if options.pack and not checkpoint.has_weights:
-        raise OptionError("--pack: the model folder holds no weights", hint="leave out --pack")
+    """Raises CheckpointError without weights, OptionError where they cannot lie as asked for."""
+    if options.pack is not False and not checkpoint.has_weights:
+        raise CheckpointError(
+            "the model folder holds no weights",
+            where=checkpoint.root.name,
+            hint="fetch the safetensors files; --no-pack plans from config.json alone",
+        )
     if options.pack is False and checkpoint.format == "gguf":
         raise OptionError(
             "--no-pack: a GGUF file cannot be read at run time", hint="leave out --no-pack"

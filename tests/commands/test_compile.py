@@ -73,6 +73,16 @@ def test_dump_writes_the_graph_of_every_pass(unpacked: Path):
     assert "paged_attention" in (unpacked / "graphs" / texts[-1]).read_text()
 
 
+def test_dumps_that_cannot_be_written(tiny_checkpoint: Path, tmp_path: Path, capfd):
+    """A folder that cannot be made, one that is a file, and a text whose name is taken."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "00_trace.txt").mkdir(parents=True)
+    for place in (Path("/proc/nope"), tmp_path / "file", tmp_path / "taken"):
+        result = call(capfd, "compile", tiny_checkpoint, "-o", tmp_path / "out", "--dump", place)
+        result.refused(2, f"cannot write {place}", "another folder for --dump")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
 def test_only_the_allowed_key_is_ignored(model: Path, tmp_path: Path, capfd):
     set_config(model, secret_scaling=2.0, other_secret=1)
     allowed = ("--allow-unknown-key", "secret_scaling")
@@ -181,11 +191,24 @@ def test_a_damaged_gguf(tmp_path: Path, size: int, capfd):
 
 
 def test_packing_what_cannot_be_packed(model: Path, tmp_path: Path, capfd):
-    (model / "model.safetensors").unlink()
     out = tmp_path / "out"
-    call(capfd, "compile", model, "-o", out, "--pack").refused(2, "holds no weights")
     if (real := real_gguf()) is not None:
         call(capfd, "compile", real, "-o", out, "--no-pack").refused(2, "GGUF")
+
+
+@pytest.mark.parametrize("how", [(), ("--pack",), ("--weights", "int8"), ("--target", "h200")])
+def test_a_folder_without_weights(model: Path, tmp_path: Path, how: tuple[str, ...], capfd):
+    (model / "model.safetensors").unlink()
+    result = call(capfd, "compile", model, "-o", tmp_path / "out", *how)
+    result.refused(2, "holds no weights [model]", "--no-pack plans from config.json alone")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_config_alone_is_compiled_on_demand(model: Path, tmp_path: Path, capfd):
+    (model / "model.safetensors").unlink()
+    made = call(capfd, "compile", model, "-o", tmp_path / "out", "--no-pack", "--json")
+    assert made.code == 0 and not json.loads(made.out)["packed"]
+    call(capfd, "run", tmp_path / "out", "hello").refused(2, "lacks model.safetensors")
 
 
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 5}}'])
