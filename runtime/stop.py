@@ -1,4 +1,4 @@
-"""When an answer ends and what of it is shown: end-of-text ids and stop strings.
+"""What of an answer is shown, and where stop strings end it.
 
 Stop strings are found across token boundaries, and the result does not depend on where the
 boundaries lie.
@@ -7,15 +7,6 @@ boundaries lie.
 from collections.abc import Sequence
 
 from sitsc.runtime.tokenizer import Detokenizer
-
-
-def union_eos_ids(*sources: int | Sequence[int] | None) -> frozenset[int]:
-    """The end-of-text ids of config, generation config and tokenizer together."""
-    ids: set[int] = set()
-    for source in sources:
-        if source is not None:
-            ids.update([source] if isinstance(source, int) else source)
-    return frozenset(ids)
 
 
 class StopMatcher:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sitsc.runtime.stop import AnswerText, StopMatcher, union_eos_ids
+from sitsc.runtime.stop import AnswerText, StopMatcher
 from sitsc.runtime.tokenizer import Tokenizer
 from tests.runtime.tokenizers_for_tests import all_kinds
 
@@ -74,8 +74,3 @@ def test_min_tokens_delays_stop_strings() -> None:
 
 def test_text_of_the_end_token_is_not_shown() -> None:
     assert answer("byte_level", "a1b", [], end="stop")[0] == "a1"
-
-
-def test_union() -> None:
-    assert union_eos_ids(2, None, [2, 5], ()) == {2, 5}
-    assert union_eos_ids() == frozenset()
