@@ -115,6 +115,7 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
         "plan": artifact.manifest.plan,
         "runs": artifact.manifest.runs,
         "packed": artifact.manifest.packed,
+        "tokenizer": artifact.has("tokenizer.json"),
         "weights_bytes": plan.memory.weights_bytes,
         "kv_bytes": plan.memory.kv_bytes,
         "kv_tokens": plan.memory.kv_pages * plan.kv[0].page_tokens,
@@ -133,6 +134,7 @@ def summary_lines(made: dict[str, Any]) -> list[str]:
     inside = "" if made["packed"] else ", outside: name the checkpoint with sitsc run --weights"
     how = "from the cache" if made["cached"] else "compiled"
     tpot = made["predictions"]["tpot_decode_1"]
+    missing = ["tokenizer  none in the model folder: sitsc run cannot read text with this artifact"]
     return [
         f"{made['artifact']}  {how} in {made['seconds']:.1f} s for {made['target']}",
         f"plan       {made['plan']}",
@@ -141,4 +143,5 @@ def summary_lines(made: dict[str, Any]) -> list[str]:
         f"arena      {bytes_text(made['arena_bytes'])}",
         f"predicted  {tpot['value']:.2f} {tpot['unit']} a token at batch 1"
         f" (± {100 * tpot['error']:.0f} %)",
+        *([] if made["tokenizer"] else missing),
     ]

@@ -54,9 +54,16 @@ def run(
         value = {"text": made.text, "token_ids": made.token_ids}
         value |= {"finish_reason": made.finish_reason, "timings": timings(loaded, made)}
         print_json(value)
-        return
-    print()
-    remark(speed_line(loaded, made))
+    else:
+        print()
+        remark(speed_line(loaded, made))
+    if made.finish_reason == "length" and (count := len(made.token_ids)) < max_tokens:
+        context = loaded.session.engine.scheduler.context_tokens
+        print(
+            f"sitsc: the answer was cut after {count} of {max_tokens} tokens: prompt and answer"
+            f" share a context of {context} — sitsc compile --max-context sets it",
+            file=sys.stderr,
+        )
 
 
 def read_prompt(text: str) -> str:

@@ -41,10 +41,14 @@ class CompileOptions:
                 )
         ranges = (("max_context", 0, 1 << 20), ("max_batch", 1, 1024), ("kv_tokens", 0, 1 << 26))
         ranges += (("prefill_chunk_tokens", 16, 1 << 16), ("page_tokens", 16, 16))
+        usual = {f.name: f.default for f in fields(self)}
         for name, low, high in ranges:
             value = getattr(self, name)
             if not low <= value <= high:
-                raise OptionError(f"--{name.replace('_', '-')} {value} is outside {low}..{high}")
+                raise OptionError(
+                    f"--{name.replace('_', '-')} {value} is outside {low}..{high}",
+                    hint=f"leave it out for {usual[name] or 'what fits the model'}",
+                )
 
     def fingerprint(self) -> str:
         """SHA-256 over every option by its name."""

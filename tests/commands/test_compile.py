@@ -93,7 +93,7 @@ def test_only_the_allowed_key_is_ignored(model: Path, tmp_path: Path, capfd):
     ("option", "value", "part"),
     [
         ("--target", "h900", "one of: "),
-        ("--target", "h200", "no code is generated for h200 yet"),
+        ("--target", "h200", "compute in bfloat16"),
         ("--dtype", "int3", "one of auto"),
         ("--weights", "int1", "one of none, int8"),
         ("--kv-dtype", "fp7", "one of auto"),
@@ -110,7 +110,8 @@ def test_nonsense_options(
     tiny_checkpoint: Path, tmp_path: Path, option: str, value: str, part: str, capfd
 ):
     out = tmp_path / "out"
-    call(capfd, "compile", tiny_checkpoint, "-o", out, option, value).refused(2, part)
+    result = call(capfd, "compile", tiny_checkpoint, "-o", out, option, value)
+    result.refused(2, part, " — ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -209,6 +210,18 @@ def test_a_config_alone_is_compiled_on_demand(model: Path, tmp_path: Path, capfd
     made = call(capfd, "compile", model, "-o", tmp_path / "out", "--no-pack", "--json")
     assert made.code == 0 and not json.loads(made.out)["packed"]
     call(capfd, "run", tmp_path / "out", "hello").refused(2, "lacks model.safetensors")
+
+
+def test_a_model_without_a_tokenizer(model: Path, tmp_path: Path, capfd):
+    """The summary says it; with a tokenizer it says nothing of it."""
+    whole = call(capfd, "compile", model, "-o", tmp_path / "whole")
+    assert whole.code == 0 and "tokenizer" not in whole.out
+    (model / "tokenizer.json").unlink()
+    bare = call(capfd, "compile", model, "-o", tmp_path / "bare")
+    assert (bare.code, bare.err) == (0, "")
+    assert len(bare.out.splitlines()) == len(whole.out.splitlines()) + 1
+    assert "tokenizer  none in the model folder" in bare.out
+    spawn("run", tmp_path / "bare", "hello").refused(2, "no tokenizer")
 
 
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 5}}'])

@@ -37,6 +37,25 @@ def test_text_from_stdin_is_the_same_and_nothing_else_is_printed(tiny_artifact: 
     assert result == Result(0, greedy["text"] + "\n", "")
 
 
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_an_answer_cut_by_the_context_is_told(
+    tiny_artifact: Path, tmp_path: Path, how: tuple[str, ...]
+):
+    """One line on stderr, and only when fewer tokens came than were asked for."""
+    arguments = ("run", tiny_artifact, "-", *how)
+    prompt = "water " * 50
+    result = spawn(*arguments, "--max-tokens", 100_000, stdin=prompt)
+    assert "cut after " in result.err, result
+    count = int(result.err.split("cut after ")[1].split()[0])
+    assert result.code == 0 and len(result.err.splitlines()) == 1
+    assert "a context of 512" in result.err and "--max-context" in result.err
+    if how:
+        made = json.loads(result.out)
+        assert made["finish_reason"] == "length" and len(made["token_ids"]) == count
+    whole = spawn(*arguments, "--max-tokens", count, stdin=prompt)
+    assert (whole.code, whole.err) == (0, "")
+
+
 def test_stop_ends_before_the_text(tiny_artifact: Path, greedy: dict):
     stop = greedy["text"][3:5]
     made = answer(spawn("run", tiny_artifact, PROMPT, "--max-tokens", 12, "--stop", stop, "--json"))
