@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,4 +175,13 @@ def compile_package(graph: fx.Graph, out_path: Path) -> None:
         except Exception as error:
             line = str(error).strip().splitlines() or [type(error).__name__]
             raise CompileError(f"AOTInductor failed: {line[0][:300]}") from error
-        os.replace(target, out_path)
+        _copy_without_sources(target, Path(folder, "small.pt2"))
+        os.replace(Path(folder, "small.pt2"), out_path)
+
+
+def _copy_without_sources(package: Path, out: Path) -> None:
+    """Copy a package but for the generated C++, which nothing reads and which tells build paths."""
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            if not name.endswith(".cpp"):
+                new.writestr(zipfile.ZipInfo(name), old.read(name))  # dated 1980, stored

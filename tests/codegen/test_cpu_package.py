@@ -29,6 +29,7 @@ from sitsc.models.presets import preset
 from sitsc.passes import CPU, FUSED
 from sitsc.passes.base import PassContext
 from sitsc.passes.runner import run_passes
+from sitsc.runtime.package import load_package
 
 CONFIG = {
     key: value
@@ -137,6 +138,25 @@ def test_the_package_holds_no_weights(compiled: Compiled):
     for tensor in compiled.package.weights.values():
         start = tensor.flatten()[:16].numpy().tobytes()
         assert not [name for name, text in data.items() if start in text]
+
+
+def test_the_package_holds_no_source_and_no_time(compiled: Compiled):
+    """Only the library and metadata, without a path of the machine that built it."""
+    with zipfile.ZipFile(compiled.path) as package:
+        items = package.infolist()
+        texts = {i.filename: package.read(i) for i in items if not i.filename.endswith(".so")}
+    assert {i.date_time for i in items} == {(1980, 1, 1, 0, 0, 0)}
+    assert {i.compress_type for i in items} == {zipfile.ZIP_STORED}
+    assert len(items) == len(texts) + 1
+    assert not [name for name in texts if name.endswith((".cpp", ".h", ".o"))]
+    places = (b"torchinductor", str(Path(torch.__file__).parent).encode())
+    assert not [name for name, text in texts.items() if any(place in text for place in places)]
+
+
+def test_the_runtime_loads_the_package(compiled: Compiled):
+    runner = load_package(compiled.path)
+    names = set(runner.get_constant_names_to_original_fqns().values())
+    assert set(compiled.package.weights) <= names
 
 
 def test_weights_can_be_replaced_where_they_lie(compiled: Compiled):
