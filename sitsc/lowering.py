@@ -62,7 +62,8 @@ def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
     longest = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
     if options.max_context > longest:
         raise OptionError(
-            f"--max-context {options.max_context} is beyond the model's {longest} positions"
+            f"--max-context {options.max_context} is beyond the model's {longest} positions",
+            hint=f"give {longest} at most",
         )
     width = int(config["vocab_size"])
     tokens = Tokens(
