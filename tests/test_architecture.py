@@ -73,6 +73,13 @@ def test_it_is_short():
     assert len(TEXT.splitlines()) <= 120
 
 
+def test_readme_names_every_target_and_no_other():
+    limits = (ROOT / "README.md").read_text().partition("## Limits today")[2]
+    named = limits[limits.index("- Targets:") : limits.index("- Models:")]
+    targets = {path.stem for path in (ROOT / "sitsc" / "data" / "targets").glob("*.json")}
+    assert set(re.findall(r"`(?:--target )?([a-z]+[0-9]*[a-z0-9]*)`", named)) == targets
+
+
 def test_imports_follow_the_table():
     allowed = table()
     for path in sources():

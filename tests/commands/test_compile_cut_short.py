@@ -143,5 +143,5 @@ def test_what_killed_compiles_left_in_the_cache(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SITSC_CACHE", str(tmp_path))
     old, young = leave(tmp_path, ".partial-old", 25), leave(tmp_path, ".partial-young", 23)
     other = leave(tmp_path, "partial-of-somebody", 25)
-    entry = build_cache.add("key", lambda folder: (folder / "code").write_text("x") and None)
+    entry = build_cache.add("key", lambda folder: (folder / "code").touch())
     assert not old.exists() and set(tmp_path.iterdir()) == {young, other, entry}
