@@ -6,6 +6,7 @@ spills registers, or needs more shared memory than the architecture has, is refu
 compiled by the same Triton before comes from the compile cache.
 """
 
+import contextlib
 import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -49,27 +50,44 @@ def compile_kernels(
     folder: Path,
     progress: Progress = lambda share: None,
     jobs: int = 2,
+    refused: list[CompileError] | None = None,
 ) -> tuple[KernelMeta, ...]:
     """Compile for `sm` into the artifact folder; metadata in the order of `sources`.
 
     Equal sources are compiled once. `progress` gets the share done, 0 to 1. Raises CompileError
-    naming kernel and tile, CacheError, OSError of the folder.
+    naming kernel and tile, CacheError, OSError of the folder. With a list `refused`, kernels that
+    cannot be compiled or break a limit are told there and left out.
     """
     unique = {source.key(): source for source in sources}
     out, limit = Path(folder) / kernel_folder(sm), shared_memory_bytes(sm)
     out.mkdir(parents=True, exist_ok=True)
     metas: dict[str, KernelMeta] = {}
-    for kernel in _all_kernels(unique, sm, jobs):
-        check_limits(kernel.metadata, limit)
-        key = kernel.metadata.key
-        _write(kernel, unique[key].text, out)
-        metas[key] = kernel.metadata
-        progress(len(metas) / len(unique))
+    for done, kernel in enumerate(_all_kernels(unique, sm, jobs, refused), 1):
+        with _told(refused):
+            check_limits(kernel.metadata, limit)
+            key = kernel.metadata.key
+            _write(kernel, unique[key].text, out)
+            metas[key] = kernel.metadata
+        progress(done / len(unique))
     _forget_oldest()
-    return tuple(metas[source.key()] for source in sources)
+    known = (metas.get(source.key()) for source in sources)
+    return tuple(meta for meta in known if meta is not None)
 
 
-def _all_kernels(unique: dict[str, KernelSource], sm: int, jobs: int) -> Iterator[CompiledKernel]:
+@contextlib.contextmanager
+def _told(refused: list[CompileError] | None) -> Iterator[None]:
+    """Keeps a refusal in the list, if there is one."""
+    try:
+        yield
+    except CompileError as error:
+        if refused is None:
+            raise
+        refused.append(error)
+
+
+def _all_kernels(
+    unique: dict[str, KernelSource], sm: int, jobs: int, refused: list[CompileError] | None
+) -> Iterator[CompiledKernel]:
     """Every kernel: first those in the cache, then the others as they are compiled."""
     missing: list[KernelSource] = []
     for key, source in unique.items():
@@ -77,14 +95,16 @@ def _all_kernels(unique: dict[str, KernelSource], sm: int, jobs: int) -> Iterato
             yield known
         else:
             missing.append(source)
-    for kernel in _compiled(missing, sm, jobs):
+    for kernel in _compiled(missing, sm, jobs, refused):
         entry = _entry(kernel.metadata.key, sm)
         (env.cache_dir() / _CACHE).mkdir(parents=True, exist_ok=True)
         build_cache.add(entry, lambda to, kernel=kernel: _write(kernel, None, to))
         yield kernel
 
 
-def _compiled(sources: list[KernelSource], sm: int, jobs: int) -> Iterator[CompiledKernel]:
+def _compiled(
+    sources: list[KernelSource], sm: int, jobs: int, refused: list[CompileError] | None
+) -> Iterator[CompiledKernel]:
     """Compile in fresh processes, which have no GPU, no torch and no interpreter in them."""
     if not sources:
         return
@@ -93,7 +113,11 @@ def _compiled(sources: list[KernelSource], sm: int, jobs: int) -> Iterator[Compi
         tasks = {pool.submit(compile_unchecked, source, sm): source for source in sources}
         try:
             for task in as_completed(tasks):
-                yield task.result()
+                kernel = None
+                with _told(refused):
+                    kernel = task.result()
+                if kernel is not None:
+                    yield kernel
         except BrokenProcessPool as error:
             raise CompileError(
                 f"the compiler crashed on one of: {_unfinished(tasks)}",

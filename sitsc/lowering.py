@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from sitsc.codegen import cpu
-from sitsc.core.errors import OptionError
+from sitsc.core.errors import CompileError, OptionError
 from sitsc.core.hardware import CudaLimits, TargetData, load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
+from sitsc.core.tuning import TuneSet
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.shrink import tiny_config
@@ -24,12 +25,23 @@ from sitsc.frontend.trace import trace
 from sitsc.passes import CPU, CPU_INT8, CUDA
 from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.cuda_planner import make_cuda_plan
+from sitsc.passes.cuda_schedule import CudaScheduler
 from sitsc.passes.fxutil import arguments, is_op, tensor
+from sitsc.passes.layers import layer_classes
 from sitsc.passes.planner import ModelFacts, Workspace, weights_of
 from sitsc.passes.planner import make_plan as plan_graph
 from sitsc.passes.runner import run_passes
+from sitsc.passes.schedule import StepSizes
 
-__all__ = ["check_passes", "make_plan", "model_facts", "resolve_dtypes", "run", "trace"]
+__all__ = [
+    "build_candidates",
+    "check_passes",
+    "make_plan",
+    "model_facts",
+    "resolve_dtypes",
+    "run",
+    "trace",
+]
 
 _DEFAULT_CONTEXT = 8192
 Generate = Callable[[Path, Callable[[float], None]], None]
@@ -158,6 +170,26 @@ def _cuda_plan(
     provider = cuda.CudaProvider(options.target, limits)
     plan, keys = make_cuda_plan(graph, facts, options, numerics, data, provider)
     return plan, lambda folder, progress: cuda.generate(provider, list(keys), folder, progress)
+
+
+def build_candidates(
+    graph: fx.Graph,
+    data: TargetData,
+    options: CompileOptions,
+    tokens: tuple[int, ...],
+    most: int,
+    folder: Path,
+    progress: Callable[[float], None],
+) -> tuple[TuneSet, list[CompileError]]:
+    """Kernels to measure for the linear layers of a decode step. Raises OptionError off GPUs."""
+    from sitsc.codegen import tune  # noqa: PLC0415  (the templates, which only GPUs need)
+
+    if data.cuda is None:
+        raise OptionError(f"{options.target} has no tile table", hint="name a GPU")
+    recorder = tune.ShapeRecorder(options.target, data.cuda)
+    step, classes = StepSizes("decode", 1, 1, 1), layer_classes(graph)
+    CudaScheduler(graph, step, classes, data.target, recorder, options.page_tokens, 1).run()
+    return tune.build(recorder.shapes, tokens, most, options.target, data.cuda, folder, progress)
 
 
 def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> int:

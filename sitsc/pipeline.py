@@ -15,10 +15,12 @@ from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
+from sitsc.core.errors import CompileError
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
+from sitsc.core.tuning import TuneSet
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.config_lint import lint_config, lint_tensors
 
@@ -98,6 +100,34 @@ def plan_checkpoint(
     plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
     progress("passes", 1.0)
     return Planned(plan, module.graph, checkpoint, generate)
+
+
+def build_candidates(
+    model: str | Path,
+    target: str,
+    tokens: tuple[int, ...],
+    most: int,
+    out: Path,
+    progress: Progress = _silent,
+) -> tuple[TuneSet, list[CompileError]]:
+    """Kernels to measure for the linear layers of `model`, and why others were left out.
+
+    At most `most` for each layer and count of `tokens`, compiled into `out`. Raises SitscError.
+    """
+    from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
+
+    options, data = CompileOptions(target=target), load_target(target)
+    checkpoint = inspect(model, options)
+    dtypes = lowering.resolve_dtypes(checkpoint.config, options)
+    progress("trace", 0.0)
+    module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
+    progress("passes", 0.0)
+    lowering.run(module, dtypes, options, None)
+    progress("codegen", 0.0)
+    with files.disk_errors(out):
+        return lowering.build_candidates(
+            module.graph, data, options, tokens, most, out, lambda s: progress("codegen", s)
+        )
 
 
 def _generate(planned: Planned, folder: Path, progress: Progress) -> None:

@@ -6,9 +6,13 @@ depends on sizes and on the number of multiprocessors alone.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+from sitsc.core.errors import PlanError
+from sitsc.core.records import from_value, to_value
 
 GEMV_TOKENS, SKINNY_TOKENS = 2, 64
 _WHOLE_ROW = 4096
@@ -25,16 +29,38 @@ class TileChoice:
 
 @dataclass(frozen=True, slots=True)
 class TileEntry:
-    """One measured choice: for this shape, from `low` to `high` tokens."""
+    """One measured choice: for this shape, from `low` to `high` tokens, both included."""
 
     rows: int
     columns: int
+    norm: bool
     epilogue: str
+    out_dtype: str
     low: int
     high: int
     kernel: str
     tile: dict[str, int]
     evidence: dict[str, Any]
+
+    def shape(self) -> tuple[int, int, bool, str, str]:
+        """What of the layer the entry is for."""
+        return self.rows, self.columns, self.norm, self.epilogue, self.out_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    linear: tuple[TileEntry, ...]
+
+
+def shape_of(shape: dict[str, Any]) -> tuple[int, int, bool, str, str]:
+    """The parts of a linear layer's shape that its tile depends on."""
+    return (
+        shape["rows"],
+        shape["columns"],
+        shape["norm"],
+        shape["epilogue"],
+        shape["out_dtype"],
+    )
 
 
 def load_entries(target: str) -> tuple[TileEntry, ...]:
@@ -42,7 +68,22 @@ def load_entries(target: str) -> tuple[TileEntry, ...]:
     file = resources.files("sitsc").joinpath(f"data/tiles/{target}.json")
     if not file.is_file():
         return ()
-    return tuple(TileEntry(**entry) for entry in json.loads(file.read_text())["linear"])
+    return read_entries(file.read_text(), f"tiles/{target}")
+
+
+def read_entries(text: str, where: str) -> tuple[TileEntry, ...]:
+    """The entries of a table's text. Raises PlanError naming `where`."""
+    try:
+        return from_value(_Table, json.loads(text), where).linear
+    except ValueError as error:
+        raise PlanError(f"no tile table: {error}", where=where) from None
+
+
+def table_text(entries: Iterable[TileEntry]) -> str:
+    """The text of a table, an entry a line, by shape and tokens."""
+    ordered = sorted(entries, key=lambda e: (*e.shape(), e.low))
+    lines = [json.dumps(to_value(entry), sort_keys=True) for entry in ordered]
+    return '{"linear": [\n ' + ",\n ".join(lines) + "\n]}\n"
 
 
 def choose_linear(
@@ -50,12 +91,7 @@ def choose_linear(
 ) -> TileChoice:
     """The measured choice that covers the shape and tokens, else the rule's."""
     for entry in entries:
-        same = (entry.rows, entry.columns, entry.epilogue) == (
-            shape["rows"],
-            shape["columns"],
-            shape["epilogue"],
-        )
-        if same and entry.low <= tokens <= entry.high:
+        if entry.shape() == shape_of(shape) and entry.low <= tokens <= entry.high:
             return TileChoice(entry.kernel, entry.tile, "measured")
     if tokens <= GEMV_TOKENS:
         return _gemv(shape, sms)

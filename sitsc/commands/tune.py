@@ -1,0 +1,143 @@
+"""`sitsc tune`: candidates for a target's tile table, built without a GPU and measured on one."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sitsc.commands.output import Json, bytes_text, phases, print_json, table_lines
+from sitsc.core.errors import ArtifactExistsError, OptionError
+
+if TYPE_CHECKING:
+    from sitsc.runtime.tune import LayerResult
+
+app = typer.Typer(help="Measure which kernels and tiles are best, and write a target's table.")
+_SHOWN_DROPS = 3
+
+
+@app.command("build")
+def build(
+    target: Annotated[str, typer.Argument(help="What to compile for, such as h200.")],
+    model: Annotated[str, typer.Option(help="A preset (sitsc models list) or a model folder.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="New folder.")],
+    tokens: Annotated[str, typer.Option(help="Token counts, 1 to 64.")] = "1,8,32,64",
+    most: Annotated[int, typer.Option(help="Kernels for each layer and token count.")] = 24,
+    as_json: Json = False,
+) -> None:
+    """Compile candidate kernels for MODEL's linear layers; needs no GPU."""
+    counts = _counts(tokens)
+    if most < 1:
+        raise OptionError(f"--most {most} is not allowed", hint="1 or more")
+    if out.exists() and any(out.iterdir()):
+        raise ArtifactExistsError(f"{out} is not empty", hint="choose another -o")
+    with _model_folder(model) as folder, phases() as shown:
+        shown.report("open", 0.0)
+        from sitsc.pipeline import build_candidates  # noqa: PLC0415  (imports torch: a second)
+
+        made, refused = build_candidates(folder, target, counts, most, out, shown.report)
+        shown.end()
+    kernels = len({case.key for case in made.cases})
+    found: dict[str, Any] = {
+        "folder": str(out),
+        "target": target,
+        "layers": len({str(case.shape) for case in made.cases}),
+        "tokens": list(counts),
+        "kernels": kernels,
+        "cases": len(made.cases),
+        "bytes": sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
+        "refused": [str(error) for error in refused],
+    }
+    if as_json:
+        print_json(found)
+        return
+    print(
+        f"{out}  {kernels} kernels on {found['cases']} grids for {found['layers']} layers,"
+        f" {bytes_text(found['bytes'])}; {len(refused)} left out"
+    )
+    for error in refused[:_SHOWN_DROPS]:
+        print(f"  {error}")
+
+
+@app.command("run")
+def run(
+    folder: Annotated[Path, typer.Argument(help="What sitsc tune build wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The table; kept for other layers.")],
+    seconds: Annotated[float, typer.Option(help="For each layer and token count.")] = 10.0,
+    carveout: Annotated[
+        int, typer.Option(help="Percent of on-chip memory to be shared memory; -1: the driver's.")
+    ] = 100,
+) -> None:
+    """Check and time the candidates on this GPU, and write the best ones to a table."""
+    from sitsc.runtime import tune  # noqa: PLC0415  (imports torch)
+
+    def report(result: "LayerResult") -> None:
+        print("  ".join(_cells(result)), flush=True)
+        for dropped in result.dropped[:_SHOWN_DROPS]:
+            print(f"  dropped: {dropped}", flush=True)
+
+    results = tune.run(folder, out, seconds, carveout, report)
+    print("\n".join(["", *table_lines([_HEADER, *map(_cells, results)], left=1)]))
+    measured, dropped = sum(r.measured for r in results), sum(len(r.dropped) for r in results)
+    print(f"{out}  {measured} candidates measured, {dropped} dropped")
+
+
+_HEADER = ["layer", "tokens", "best µs", "limit", "share", "today", "library"]
+_HEADER += ["measured", "dropped", "not tried", "tile"]
+
+
+def _cells(result: "LayerResult") -> list[str]:
+    """A result as the cells of a row."""
+    from sitsc.core.tuning import shape_name  # noqa: PLC0415
+
+    def us(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}"
+
+    best = result.best
+    tile = "" if best is None else f"{best.kernel} {_tile(best.tile)}"
+    share = "–" if result.best_us is None else f"{result.limit_us / result.best_us:.3f}"
+    return [
+        shape_name(result.shape),
+        str(result.tokens),
+        us(result.best_us),
+        us(result.limit_us),
+        share,
+        us(result.current_us),
+        us(result.library_us),
+        str(result.measured),
+        str(len(result.dropped)),
+        str(result.unmeasured),
+        "library" if result.library_wins() else tile,
+    ]
+
+
+def _tile(tile: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in tile.items())
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Token counts in order. Raises OptionError."""
+    from sitsc.core.tuning import MOST_TOKENS  # noqa: PLC0415
+
+    try:
+        found = sorted({int(part) for part in text.replace(",", " ").split()})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found[-1] > MOST_TOKENS:
+        raise OptionError(f"--tokens {text!r} is not a list of counts", hint="such as 1,8,32,64")
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _model_folder(model: str) -> Iterator[Path]:
+    """The folder of a model; a preset gets one with headers alone for the time being."""
+    from sitsc.models.presets import PRESETS  # noqa: PLC0415
+    from sitsc.models.random_checkpoint import write_random  # noqa: PLC0415  (imports torch)
+
+    if model not in PRESETS or Path(model).exists():
+        yield Path(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="sitsc-tune-") as folder:
+        yield write_random(model, Path(folder) / model, headers_only=True)

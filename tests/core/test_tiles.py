@@ -1,0 +1,83 @@
+"""Tile tables: their text, which entry is taken, and the token counts that a measurement covers."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sitsc.core.errors import PlanError
+from sitsc.core.hardware import target_names
+from sitsc.core.tiles import TileEntry, choose_linear, load_entries, read_entries, table_text
+from sitsc.core.tuning import MOST_TOKENS, token_range
+
+SHAPE: dict[str, Any] = {
+    "rows": 6144,
+    "columns": 4096,
+    "norm": True,
+    "epilogue": "store",
+    "out_dtype": "bf16",
+}
+TILE = {"block_n": 4, "block_k": 2048, "programs": 264}
+ENTRY = TileEntry(6144, 4096, True, "store", "bf16", 1, 2, "gemv", TILE, {"us": 13.9, "gpu": "G"})
+
+
+def test_a_table_comes_back_as_it_was_written():
+    library = dataclasses.replace(ENTRY, low=3, high=16, kernel="library", tile={})
+    other = dataclasses.replace(ENTRY, rows=128, norm=False, out_dtype="fp32")
+    text = table_text([library, ENTRY, other])
+    assert read_entries(text, "table") == (other, ENTRY, library)
+    assert table_text(read_entries(text, "table")) == text
+    assert len(text.splitlines()) == 5
+    assert read_entries(table_text([]), "table") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"linear": [{"rows": 1}]}', '{"linear": {}}', '{"more": 1, "linear": []}']
+)
+def test_a_damaged_table_is_refused_by_name(text):
+    with pytest.raises(PlanError, match="tiles/gpu"):
+        read_entries(text, "tiles/gpu")
+
+
+@pytest.mark.parametrize("target", target_names())
+def test_tables_of_all_targets_can_be_read(target):
+    for entry in load_entries(target):
+        assert 1 <= entry.low <= entry.high and entry.evidence
+
+
+def test_a_measured_entry_goes_before_the_rule():
+    chosen = choose_linear((ENTRY,), SHAPE, 2, 132)
+    assert (chosen.kernel, chosen.tile, chosen.source) == ("gemv", TILE, "measured")
+    assert choose_linear((ENTRY,), SHAPE, 3, 132).source == "rule"
+    library = dataclasses.replace(ENTRY, low=3, high=16, kernel="library", tile={})
+    assert choose_linear((ENTRY, library), SHAPE, 8, 132).kernel == "library"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rows": 1}, {"columns": 1}, {"norm": False}, {"epilogue": "glu"}, {"out_dtype": "fp32"}],
+)
+def test_an_entry_is_for_its_shape_alone(change):
+    assert choose_linear((ENTRY,), SHAPE | change, 1, 132).source == "rule"
+
+
+def test_ranges_of_the_usual_counts():
+    counts = (1, 2, 8, 32, 64)
+    found = [token_range(count, counts, "skinny") for count in counts]
+    assert found == [(1, 1), (2, 2), (3, 16), (17, 32), (33, 64)]
+    assert token_range(4, (4,), "gemv") == (3, 4)
+    assert token_range(4, (4, 8), "skinny") == (3, 4)
+    assert token_range(8, (4, 8), "skinny") == (5, 16)
+
+
+@given(st.sets(st.integers(1, MOST_TOKENS), min_size=1), st.sampled_from(["gemv", "skinny"]))
+def test_ranges_hold_their_count_and_never_overlap(counts, kernel):
+    measured = tuple(sorted(counts))
+    ranges = [token_range(count, measured, kernel) for count in measured]
+    for count, (low, high) in zip(measured, ranges, strict=True):
+        assert 1 <= low <= count <= high <= MOST_TOKENS
+    for (_, before), (after, _) in itertools.pairwise(ranges):
+        assert before < after
