@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sitsc.core.plan import Target
-from sitsc.passes.fxutil import arguments, is_op, tensor, weight_of
+from sitsc.passes.fxutil import arguments, is_op, is_view, tensor, weight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,10 @@ def cost_of(node: fx.Node, sizes: Sizes) -> Cost:
     out = sizes.nbytes(node)
     if is_op(node, "packed_embedding", "embedding"):
         return Cost(2 * out, 0, "float32")
-    if not isinstance(node.meta.get("val"), torch.Tensor) or _is_view(node):
+    if not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return Cost(0, 0, "float32")
     return Cost(
         out + sum(sizes.nbytes(n) for n in node.all_input_nodes), sizes.elements(node), "float32"
-    )
-
-
-def _is_view(node: fx.Node) -> bool:
-    return is_op(
-        node, "reshape", "select", "transpose", "unsqueeze", "slice", "split_with_sizes", "expand"
     )
 
 

@@ -3,6 +3,7 @@
 Arguments of `sitsc::` operators are read and written by the names of their schema.
 """
 
+import operator
 import re
 from typing import Any
 
@@ -22,6 +23,22 @@ ops: Any = torch.ops.sitsc
 Node = Any
 
 _LAYER = re.compile(r"(?:layers|h|blocks|block)\.(\d+)(?:\.|$)")
+
+
+VIEWS = (
+    "reshape",
+    "select",
+    "transpose",
+    "unsqueeze",
+    "slice",
+    "split_with_sizes",
+    "expand",
+)
+
+
+def is_view(node: Any) -> bool:
+    """Whether a call only names a part of its argument's memory."""
+    return is_op(node, *VIEWS) or getattr(node, "target", None) is operator.getitem
 
 
 def is_op(value: Node, *names: str) -> bool:

@@ -48,7 +48,9 @@ def _digest(nodes: list[fx.Node], symbols: dict[str, str]) -> str:
 
     rows = []
     for node in nodes:
-        args = arguments(node) if hasattr(node.target, "_schema") else dict(enumerate(node.args))
+        args: dict[Any, Any] = (
+            arguments(node) if hasattr(node.target, "_schema") else dict(enumerate(node.args))
+        )
         if is_op(node, "paged_attention", "attention"):
             args.pop("layer", None)
         rows.append((str(node.target), tuple((k, encode(v)) for k, v in args.items())))

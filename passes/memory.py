@@ -10,10 +10,9 @@ from torch import fx
 
 from sitsc.core.plan import ArenaBuffer
 from sitsc.passes.cost import Sizes
-from sitsc.passes.fxutil import is_op
+from sitsc.passes.fxutil import is_view
 
 ALIGNMENT = 64
-_VIEWS = ("reshape", "select", "transpose", "unsqueeze", "slice", "split_with_sizes", "expand")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +60,15 @@ def graph_buffers(graph: fx.Graph, sizes: Sizes) -> list[ArenaBuffer]:
     last = {node: steps[node] for node in nodes}
     for node in reversed(nodes):
         ends = [
-            last.get(user, len(nodes)) if _is_view(user) else steps.get(user, len(nodes))
+            last.get(user, len(nodes)) if is_view(user) else steps.get(user, len(nodes))
             for user in node.users
         ]
         last[node] = max([last[node], *ends])
     buffers = []
     for node in nodes:
-        size = 0 if _is_view(node) else sizes.nbytes(node)
+        size = 0 if is_view(node) else sizes.nbytes(node)
         if size:
             buffers.append(
                 ArenaBuffer(node.name, "uint8", (size,), 0, size, steps[node], last[node])
             )
     return buffers
-
-
-def _is_view(node: fx.Node) -> bool:
-    return is_op(node, *_VIEWS) or "getitem" in str(node.target)

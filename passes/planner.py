@@ -195,7 +195,9 @@ def predictions(
     """Times of every regime and of a start, with the error bar of the target."""
     error = data.prediction_error
     rate = data.target.ceilings["weights_load_bytes_per_s"].value
-    values = {"cold_start": Prediction(memory.weights_bytes / rate, "s", error)}
+    ceilings = data.target.ceilings
+    fixed = ceilings["start_seconds"].value if "start_seconds" in ceilings else 0.0
+    values = {"cold_start": Prediction(fixed + memory.weights_bytes / rate, "s", error)}
     for regime in found:
         name = "tpot" if regime.kind == "decode" else "ttft"
         key = f"{name}_{regime.name}"

@@ -60,12 +60,11 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 
 
 def buckets(max_batch: int, chunk_tokens: int, max_context: int) -> list[StepSizes]:
-    """Decode buckets 1, 2, 4 … max_batch, then prefill buckets up to the chunk."""
+    """Decode buckets 1, 2, 4 … max_batch, then prefill buckets up to the largest step."""
     context = min(_TYPICAL_CONTEXT, max(1, max_context - 1))
     decode = [StepSizes("decode", b, b, context) for b in powers_of_two(1, max_batch)]
-    prefill = [
-        StepSizes("prefill", t, 1, 0) for t in powers_of_two(min(64, chunk_tokens), chunk_tokens)
-    ]
+    largest = chunk_tokens + max_batch  # a chunk beside a full batch of decoding sequences
+    prefill = [StepSizes("prefill", t, 1, 0) for t in powers_of_two(min(64, chunk_tokens), largest)]
     return decode + prefill
 
 
@@ -91,7 +90,7 @@ def kv_groups(graph: fx.Graph, page_tokens: int, layout: str = CPU_LAYOUT) -> tu
                 head_dim=dim,
                 page_tokens=page_tokens,
                 page_bytes=2 * heads * dim * page_tokens * value.dtype.itemsize * len(calls),
-                window=min(windows) if len(windows) == 1 else 0,
+                window=windows.pop() if len(windows) == 1 else 0,
                 dtype=dtype_name(value.dtype),
                 layout=layout,
             )

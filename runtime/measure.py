@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sitsc.core.errors import OptionError
 from sitsc.core.sampling import SamplingOptions
 from sitsc.core.serving.batch import StepBatch
 from sitsc.runtime.engine import Engine
@@ -48,7 +49,9 @@ def percentile(values: list[float], share: float) -> float:
 def measure_decode(session: Session, batch: int, context: int, steps: int) -> DecodeResult:
     """Steps of the engine with `batch` sequences decoding after prompts of `context` tokens."""
     engine, vocab = session.engine, session.artifact.plan.tokens.vocab_size
-    options = SamplingOptions(max_tokens=steps + _WARM_STEPS + batch + 8, ignore_eos=True)
+    answer = steps + _WARM_STEPS + batch + 8
+    _check(session, batch, context, answer)
+    options = SamplingOptions(max_tokens=answer, ignore_eos=True)
     ids = [
         engine.add_request(random_ids(context, vocab, seed=7 + i), options) for i in range(batch)
     ]
@@ -77,6 +80,7 @@ def measure_decode(session: Session, batch: int, context: int, steps: int) -> De
 def measure_ttft(session: Session, tokens: int, repeats: int) -> float:
     """Best milliseconds from a request of `tokens` ids to its first token."""
     vocab = session.artifact.plan.tokens.vocab_size
+    _check(session, 1, tokens, 1)
     times = []
     for repeat in range(repeats):
         prompt = random_ids(tokens, vocab, seed=100 + repeat)
@@ -87,6 +91,22 @@ def measure_ttft(session: Session, tokens: int, repeats: int) -> float:
         times.append(time.perf_counter() - start)
         _drain(session.engine, [request])
     return min(times) * 1e3
+
+
+def _check(session: Session, batch: int, context: int, answer: int) -> None:
+    """Raises OptionError for a measurement that the artifact was not planned for."""
+    plan = session.artifact.plan
+    if not 1 <= batch <= plan.schedule.max_batch:
+        raise OptionError(
+            f"--batch {batch} is outside 1..{plan.schedule.max_batch}",
+            hint="compile with a larger --max-batch",
+        )
+    longest = min(plan.tokens.max_context, plan.memory.kv_pages * plan.kv[0].page_tokens // batch)
+    if context < 1 or context + answer > longest:
+        raise OptionError(
+            f"{batch} x {context} tokens and {answer} steps do not fit {longest} tokens a sequence",
+            hint="a smaller --context or --steps, or compile with more --kv-tokens",
+        )
 
 
 def _drain(engine: Engine, ids: list[int]) -> None:

@@ -41,7 +41,7 @@ def read_weights(artifact: Artifact) -> dict[str, Tensor]:
     path = artifact.file(WEIGHTS)
     size = artifact.manifest.files[WEIGHTS].bytes
     whole = huge_block(size)
-    view = memoryview(whole.numpy())
+    view = whole.numpy().data
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
 
         def read(start: int) -> int:

@@ -126,7 +126,7 @@ def run(
         weights=options.weights,
         kv_dtype=dtypes.kv,
         accumulate="float32",
-        batch_invariant=False,
+        batch_invariant=True,
         changing_passes=tuple(p.name for p in passes if not p.preserves_numerics),
     )
 

@@ -133,3 +133,17 @@ def test_chat_answers(sessions):
         text = session.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
         outputs = session.engine.generate(text, SamplingOptions(max_tokens=32), add_bos=False)
         assert "Paris" in "".join(output.new_text for output in outputs)
+
+
+def test_the_bits_of_a_prompt_do_not_depend_on_its_neighbours(sessions):
+    for name in ("float32", "bfloat16", "int8"):
+        session = sessions[name]
+        assert session.artifact.plan.numerics.batch_invariant
+        first = session.tokenizer.encode(PROMPTS[11] * 3, True)
+        other = session.tokenizer.encode(PROMPTS[4] * 7, True)
+        tables = [list(range(8)), list(range(8, 24))]
+        alone = StepBatch("prefill", (0,), first, [0, len(first)], [0], tables[:1], [True])
+        ids, starts = [*other, *first], [0, len(other), len(other) + len(first)]
+        both = StepBatch("prefill", (1, 0), ids, starts, [0, 0], tables[::-1], [True, True])
+        one = session.executor.execute(alone)[0].clone()
+        assert torch.equal(session.executor.execute(both)[1], one), name

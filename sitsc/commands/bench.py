@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from sitsc.core.disk import disk_errors
+from sitsc.core.errors import ExecutionError, OptionError
+
 _PACKAGES = ("torch", "numpy", "tokenizers")
 
 
@@ -72,21 +75,45 @@ def bench(
     """Measure artifacts on this machine."""
     from sitsc.runtime.measure import measure_read_bandwidth  # noqa: PLC0415  (torch: seconds)
 
-    report = environment() | {
-        "ceilings": {"read_bytes_per_s": measure_read_bandwidth()},
-        "results": {},
-    }
-    for root in artifacts:
-        result = _one(root, batch or [1], context or [128], prompt or [512], steps, text, report)
-        report["results"][result.pop("name")] = result
+    kept = _read_results(out)
+    if text is not None and not text.is_file():
+        raise OptionError(f"no such text: {text}", hint="give a plain text file")
+    bandwidth = measure_read_bandwidth()
+    report = environment() | {"ceilings": {"read_bytes_per_s": bandwidth}}
+    results: dict[str, Any] = {}
+    for index, root in enumerate(artifacts):
+        busy(f"measuring {root.name}", index, len(artifacts))
+        result = _one(root, batch or [1], context or [128], prompt or [512], steps, text, bandwidth)
+        name = result.pop("name")
+        results[name if name not in results else f"{name} {result['plan'][:8]}"] = result
         if not as_json:
             print(_line(result))
+    merged = kept | report | {"results": kept.get("results", {}) | results}
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        kept = json.loads(out.read_text()) if out.is_file() else {}
-        out.write_text(json.dumps(kept | report, indent=1, sort_keys=True) + "\n")
+        with disk_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n")
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report | {"results": results}))
+
+
+def busy(what: str, done: int, whole: int) -> None:
+    """A line about what is being measured, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"{what} ({done + 1} of {whole}) …", file=sys.stderr)
+
+
+def _read_results(out: Path | None) -> dict[str, Any]:
+    """Earlier results that are kept. Raises OptionError for a file that is none."""
+    if out is None or not out.is_file():
+        return {}
+    try:
+        value = json.loads(out.read_text())
+    except ValueError as error:
+        raise OptionError(f"{out} holds no results: {error}", hint="name another file") from None
+    if not isinstance(value, dict):
+        raise OptionError(f"{out} holds no results", hint="name another file")
+    return value
 
 
 def _one(
@@ -96,7 +123,7 @@ def _one(
     prompts: list[int],
     steps: int,
     text: Path | None,
-    report: dict[str, Any],
+    bandwidth: float,
 ) -> dict[str, Any]:
     from sitsc.runtime.loader import load  # noqa: PLC0415
     from sitsc.runtime.measure import (  # noqa: PLC0415
@@ -108,7 +135,6 @@ def _one(
 
     session = load(root)
     plan = session.artifact.plan
-    bandwidth = report["ceilings"]["read_bytes_per_s"]
     decode = [measure_decode(session, b, c, steps) for b in batches for c in contexts]
     limit_ms = plan.memory.weights_bytes / bandwidth * 1e3
     result = {
@@ -140,7 +166,10 @@ def probe(root: Path, repeats: int = 3) -> dict[str, Any]:
             str(time.time_ns()),
             "32",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ExecutionError(f"a process that runs {root.name} failed: {last}")
         reports.append(json.loads(done.stdout.strip().splitlines()[-1]))
     best = min(reports, key=lambda r: r["first_token_s"])
     best["peak_over_weights"] = best["peak_bytes_above_torch"] / best["weights_bytes"]
