@@ -28,12 +28,13 @@ def load_package(path: Path) -> Any:
         while view:
             view = view[os.write(handle, view) :]
         place = f"/proc/self/fd/{handle}"
+        # The system takes a library of a known path for loaded, and keeps this one for good: the
+        # file stays open, so that no other package ever gets the path.
         return torch._C._aoti.AOTIModelContainerRunnerCpu(place, 1)  # pyright: ignore
     except RuntimeError as error:
+        os.close(handle)
         first = str(error).splitlines()[0]
         raise ArtifactError(
             f"package {path.name} cannot be loaded: {first}",
             hint="was it built with this version of torch?",
         ) from error
-    finally:
-        os.close(handle)
