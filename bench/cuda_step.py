@@ -18,7 +18,7 @@ from torch import Tensor
 from sitsc.core.artifact import open_artifact
 from sitsc.core.plan import Plan
 from sitsc.core.serving.batch import StepBatch
-from sitsc.runtime.cuda_executor import CudaExecutor, random_weights
+from sitsc.runtime.cuda_executor import CudaExecutor, carveout, random_weights
 
 LAYER = "model.layers.{}."
 
@@ -169,7 +169,9 @@ def time_kernels(executor: CudaExecutor, name: str) -> dict[str, float]:
         for index, launch in enumerate(group.launches):
             layers = group.layers or (None,)
             bound = [
-                executor._bind(launch, n, 0 if n is None else executor._place(n), sizes)
+                executor._bind(
+                    launch, n, 0 if n is None else executor._place(n), sizes, carveout(regime)
+                )
                 for n in layers
             ]
             bound = bound if len(bound) > 1 else bound * 8

@@ -212,6 +212,11 @@ class CudaScheduler:
         self, node: Node, a: dict[str, Any], shape: dict[str, Any], repeated: bool
     ) -> list[Launch]:
         """Norm, matrix product by the library, then the epilogue that the library lacks."""
+        if a["bias"] is not None:
+            raise UnsupportedModelError(
+                "linear layers with a bias have no kernel for many tokens",
+                hint="compile for --target cpu",
+            )
         launches, x = [], self._place(a["x"])
         tokens = self.sizes.elements(a["x"]) // shape["columns"]
         if shape["norm"]:

@@ -5,6 +5,7 @@ lies where the plan says; sizes, order, grids and arguments all come from the pl
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +19,11 @@ from sitsc.core.plan import Argument, Launch, Plan, Regime
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.weights import DTYPES
 from sitsc.runtime import cuda_driver
+from sitsc.runtime.cuda_driver import DRIVER_CARVEOUT
 from sitsc.runtime.launcher import KernelImage
 
-_CARVEOUT = 100
+_CARVEOUT, _FEW_TOKENS = 100, 2
+_MOST_KEPT = 16
 Step = Callable[[int], None]
 
 
@@ -66,6 +69,16 @@ def weight_name(argument: Argument, layer: int | None) -> str:
     return argument.buffer if layer is None else argument.buffer.replace("{layer}", str(layer))
 
 
+def carveout(regime: Regime) -> int:
+    """Percent of on-chip memory that the kernels of a regime ask for as shared memory.
+
+    All of it for tensor-core tiles; the driver's choice for one or two tokens, where kernels
+    wait in registers for their predecessor and want the cache.
+    """
+    small = regime.kind == "decode" and regime.sizes["tokens"] <= _FEW_TOKENS
+    return DRIVER_CARVEOUT if small else _CARVEOUT
+
+
 class CudaExecutor:
     """Executes the plan of an artifact on one GPU."""
 
@@ -77,21 +90,23 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream()
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._steps: dict[str, list[Step]] = {}
+        self._kept: OrderedDict[tuple[str, tuple[int, ...]], list[Step]] = OrderedDict()
         self._logits = {r.name: self._logits_of(r) for r in self.plan.regimes}
         self._width = self.memory._buffers["block_table"].shape[1]
 
-    def _load_kernels(self, artifact: Artifact) -> dict[str, KernelImage]:
+    def _load_kernels(self, artifact: Artifact) -> dict[tuple[str, int], KernelImage]:
         sm = int(self.plan.target.isa.removeprefix("sm_"))
         images = {}
         for regime in self.plan.regimes:
             for group in regime.groups:
                 for launch in group.launches:
-                    if launch.kind != "kernel" or launch.kernel in images:
+                    key = (launch.kernel, carveout(regime))
+                    if launch.kind != "kernel" or key in images:
                         continue
                     stem = f"{kernel_folder(sm)}/{launch.kernel}"
                     cubin = artifact.file(f"{stem}.cubin").read_bytes()
                     meta = read_kernel_meta(artifact.file(f"{stem}.json").read_text(), stem)
-                    images[launch.kernel] = KernelImage.load(cubin, meta, self.device, _CARVEOUT)
+                    images[key] = KernelImage.load(cubin, meta, self.device, key[1])
         return images
 
     # --- binding --------------------------------------------------------------------------------
@@ -102,13 +117,29 @@ class CudaExecutor:
             for layer in group.layers or (None,):
                 place = 0 if layer is None else self._place(layer)
                 for launch in group.launches:
-                    yield self._bind(launch, layer, place, sizes)
+                    yield self._bind(launch, layer, place, sizes, carveout(regime))
+
+    def _bound_steps(self, regime: Regime, sizes: dict[str, int]) -> list[Step]:
+        """The steps of a regime at these sizes; those of the last few sizes are kept."""
+        key = (regime.name, tuple(sizes.values()))
+        if key not in self._kept:
+            self._kept[key] = list(self.steps(regime, sizes))
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[key]
 
     def _place(self, layer: int) -> int:
         """The place of a layer in its KV pool."""
         return next(g.layers.index(layer) for g in self.plan.kv if layer in g.layers)
 
-    def _bind(self, launch: Launch, layer: int | None, place: int, sizes: dict[str, int]) -> Step:
+    def _bind(
+        self,
+        launch: Launch,
+        layer: int | None,
+        place: int,
+        sizes: dict[str, int],
+        share: int = _CARVEOUT,
+    ) -> Step:
         if launch.kind == "library":
             return self._library(launch, layer, sizes)
         values: dict[str, Any] = {}
@@ -121,7 +152,7 @@ class CudaExecutor:
                 values[argument.name] = int(argument.value) if whole else argument.value
             else:
                 values[argument.name] = self.memory.address(argument, layer, place)
-        image = self.images[launch.kernel]
+        image = self.images[launch.kernel, share]
         grid = [sizes[g] if isinstance(g, str) else g for g in launch.grid]
         return image.bind(grid, values, dependent=launch.dependent).launch
 
@@ -239,7 +270,7 @@ class CudaExecutor:
         sizes = {"tokens": tokens, "sequences": sequences, "rows": max(1, len(rows))}
         sizes["sequence_pages"] = self._width
         with torch.cuda.stream(self.stream):
-            for step in self.steps(regime, sizes):
+            for step in self._bound_steps(regime, sizes):
                 step(self.stream.cuda_stream)
         return regime, max(1, len(rows))
 
