@@ -31,7 +31,7 @@ from sitsc.core.records import from_value, to_value
 SCHEMA = 1
 MANIFEST, PLAN, WEIGHTS, WEIGHTS_INDEX = "manifest.json", "plan.json", "weights.bin", "weights.json"
 TOKENIZER, CHAT_TEMPLATE, SPECIAL = "tokenizer.json", "chat_template.jinja", "special_tokens.json"
-_READ_BYTES = 1 << 22
+_READ_BYTES, _HASHERS = 1 << 20, 2  # each hasher holds one piece
 AGAIN = "copy or compile it again"
 
 
@@ -169,7 +169,7 @@ class ArtifactWriter:
 def _write_manifest(root: Path, manifest: Manifest) -> None:
     """Write a manifest with the checksums of all files in the folder."""
     names = [p for p in sorted(root.rglob("*")) if p.is_file() and p != root / MANIFEST]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(_HASHERS) as pool:
         entries = list(pool.map(hash_file, names))
     files = {str(p.relative_to(root)): entry for p, entry in zip(names, entries, strict=True)}
     value = to_value(manifest) | {"files": to_value(files)}
@@ -275,7 +275,7 @@ def altered_files(
     """What is wrong with which file of the manifest; reads everything that is there."""
     whole = max(1, sum(entry.bytes for entry in manifest.files.values()))
     found, done = {}, 0
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(_HASHERS) as pool:
         checks = pool.map(lambda item: _problem(root / item[0], item[1]), manifest.files.items())
         for (name, entry), what in zip(manifest.files.items(), checks, strict=True):
             if what:
