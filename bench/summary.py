@@ -1,0 +1,70 @@
+"""The README's table of measured figures, written from bench/results: no figure is typed by hand.
+
+`python bench/summary.py` rewrites the part of README.md between its two markers.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def cpu_lines(report: dict[str, Any]) -> list[str]:
+    """SmolLM2 on the CPU, and the peers of the same run."""
+    versions, text = report["versions"], []
+    text += [
+        f"SmolLM2-135M-Instruct, {report['hardware']}, torch {versions['torch']}, commit "
+        f"{report['commit'][:9]}, {report['date']} (`sitsc bench`, `bench/peers_cpu.py`):",
+        "",
+        "| | decode, tokens/s | prefill of 512, ms | start to first token, s | peak memory "
+        "/ weights | perplexity |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, result in sorted(report["results"].items()):
+        start = result["start"]
+        text.append(
+            f"| sitsc {name} | {result['decode'][0]['tokens_per_s']:.0f} "
+            f"| {result['ttft_ms']['512']:.0f} | {start['first_token_s']:.2f} "
+            f"| {start['peak_over_weights']:.2f} | {result['perplexity']:.2f} |"
+        )
+    for name, peer in sorted(report.get("peers", {}).items()):
+        if "decode_tokens_per_s" in peer:
+            prefill = f"{peer['ttft_512_ms']:.0f}" if "ttft_512_ms" in peer else ""
+            text.append(f"| {name} | {peer['decode_tokens_per_s']:.0f} | {prefill} | | | |")
+    return text
+
+
+def gpu_lines(report: dict[str, Any]) -> list[str]:
+    """Llama-3-8B on one GPU beside vLLM on the same kind of machine."""
+    text = [
+        f"Llama-3-8B, random weights, bf16, {report['hardware']}, torch {report['torch']}, commit "
+        f"{report['commit'][:9]}, {report['date']} (`bench/cuda_step.py`; the executor alone, not "
+        "yet the serving engine; ms):",
+        "",
+        "| | sitsc | vLLM 0.23 |",
+        "|---|---|---|",
+    ]
+    for name, value in report["llama3-8b"].items():
+        text.append(f"| {name} | {value} | {report['vllm 0.23'].get(name, '')} |")
+    return text
+
+
+def main() -> None:
+    """Rewrite the README's figures."""
+    results = ROOT / "bench" / "results"
+    parts = [
+        cpu_lines(json.loads((results / "cpu_smollm2-135m.json").read_text())),
+        gpu_lines(json.loads((results / "h200_llama3-8b.json").read_text())),
+    ]
+    body = "\n\n".join("\n".join(lines) for lines in parts)
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    readme.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
