@@ -4,10 +4,11 @@ Exit codes: 0 fine, 1 a check failed, 2 the user's mistake, 130 interrupted. Any
 `SitscError` is a bug of ours and keeps its traceback. Imports nothing heavy.
 """
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated
@@ -60,13 +61,13 @@ def _common(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: that of the process) and return its exit code."""
-    _end_on_sigterm()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = app(args=arguments, prog_name="sitsc", standalone_mode=False)
-        sys.stdout.flush()
+        with _ended_by_sigterm():
+            code = app(args=arguments, prog_name="sitsc", standalone_mode=False)
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SitscError as error:
         return _refused(str(error), error.exit_code)
@@ -82,6 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, _CLICK_ERROR):
             return _usage(error)
         raise
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """A termination signal ends the command like an exception: half-written folders go."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _pipe_closed() -> int:
@@ -105,16 +121,6 @@ def _usage(error: Exception) -> int:
         return SitscError.exit_code
     path = context.command_path if context is not None else "sitsc"
     return _refused(f"{message} — see {path} --help", SitscError.exit_code)
-
-
-def _end_on_sigterm() -> None:
-    """End like after an exception, so that half-written folders are removed."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise SystemExit(TERMINATED)
-
-    signal.signal(signal.SIGTERM, end)
 
 
 if __name__ == "__main__":
