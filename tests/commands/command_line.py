@@ -1,6 +1,7 @@
 """Calling the command line in tests: in this process, or in one of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -41,10 +42,19 @@ def start(*arguments: object, **settings: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sitsc.cli", *map(str, arguments)]
     pipe = subprocess.PIPE
     root = Path(__file__).parents[2]
-    return subprocess.Popen(
-        command,
-        **({"stdout": pipe, "stderr": pipe, "text": True, "cwd": root} | settings),  # pyright: ignore
-    )
+    usual = {
+        "stdout": pipe,
+        "stderr": pipe,
+        "text": True,
+        "cwd": root,
+        "preexec_fn": _interruptible,
+    }
+    return subprocess.Popen(command, **(usual | settings))  # pyright: ignore
+
+
+def _interruptible() -> None:
+    """A shell starts what runs in its background with SIGINT ignored; children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def spawn(*arguments: object, stdin: str = "", env: dict[str, str] | None = None) -> Result:
