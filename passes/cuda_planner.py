@@ -72,7 +72,7 @@ def make_cuda_plan(
     made: list[Scheduled] = []
     for step in steps:
         scheduler = CudaScheduler(
-            graph, step, classes, target, provider, options.page_tokens, kv_pages(options, context)
+            graph, step, classes, target, provider, options.page_size, kv_pages(options, context)
         )
         made.append(scheduler.run())
     keys = {key: info for one in made for key, info in one.keys.items()}
@@ -95,7 +95,7 @@ def make_cuda_plan(
         regimes=tuple(found),
         packages=(),
         ranks=(Rank(0, 0, 0),),
-        kv=kv_groups(graph, options.page_tokens, CUDA_LAYOUT),
+        kv=kv_groups(graph, options.page_size, CUDA_LAYOUT),
         memory=_memory(graph, arena, options, data, context),
         schedule=_schedule(steps, options, context),
         numerics=numerics,
@@ -112,7 +112,7 @@ def _regime(
     data: TargetData,
     options: CompileOptions,
 ) -> Regime:
-    values = step.values(options.page_tokens)
+    values = step.values(options.page_size)
     rows = kernel_rows(graph, Sizes(symbol_names(graph), values), classes, data.target)
     time = sum(
         g.predicted_us * max(1, len(group.layers)) for group in groups for g in group.launches
@@ -126,7 +126,7 @@ def _regime(
 def _inputs(options: CompileOptions, context: int) -> list[ArenaBuffer]:
     """Step inputs and the sampled ids, at their largest; they live through every step."""
     tokens = min(options.prefill_chunk_tokens, context) + options.max_batch
-    batch, width = options.max_batch, -(-context // options.page_tokens)
+    batch, width = options.max_batch, -(-context // options.page_size)
     shapes = {
         "token_ids": ("int64", (tokens,)),
         "position_ids": ("int64", (tokens,)),
@@ -252,13 +252,13 @@ def kv_pages(options: CompileOptions, context: int) -> int:
             f"--kv-tokens {wanted} cannot hold one sequence of {context} tokens",
             hint=f"--kv-tokens {context} or a smaller --max-context",
         )
-    return -(-wanted // options.page_tokens)
+    return -(-wanted // options.page_size)
 
 
 def _memory(
     graph: fx.Graph, arena: Arena, options: CompileOptions, data: TargetData, context: int
 ) -> Memory:
-    groups = kv_groups(graph, options.page_tokens, "")
+    groups = kv_groups(graph, options.page_size, "")
     pages = kv_pages(options, context)
     weights = sum(aligned(spec.nbytes) for spec in weights_of(graph))
     kv_bytes = sum(pages * group.page_bytes for group in groups)

@@ -111,7 +111,7 @@ def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
 
 def _context(dtypes: Dtypes, options: CompileOptions) -> PassContext:
     return PassContext(
-        dtypes.compute, options.weights, dtypes.kv, options.page_tokens, options.target
+        dtypes.compute, options.weights, dtypes.kv, options.page_size, options.target
     )
 
 
@@ -188,7 +188,7 @@ def build_candidates(
         raise OptionError(f"{options.target} has no tile table", hint="name a GPU")
     recorder = tune.ShapeRecorder(options.target, data.cuda)
     step, classes = StepSizes("decode", 1, 1, 1), layer_classes(graph)
-    CudaScheduler(graph, step, classes, data.target, recorder, options.page_tokens, 1).run()
+    CudaScheduler(graph, step, classes, data.target, recorder, options.page_size, 1).run()
     return tune.build(recorder.shapes, tokens, most, options.target, data.cuda, folder, progress)
 
 

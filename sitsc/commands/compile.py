@@ -32,6 +32,9 @@ def compile(  # the CLI name; the builtin is not used in this package
     kv_tokens: Annotated[
         int, typer.Option(help="Tokens in the KV pool; 0: two full contexts.")
     ] = 0,
+    page_tokens: Annotated[
+        int, typer.Option(help="Tokens of a KV page; 0: 16 on CPUs, 64 on GPUs.")
+    ] = 0,
     pack: Annotated[
         bool | None,
         typer.Option(
@@ -60,6 +63,7 @@ def compile(  # the CLI name; the builtin is not used in this package
         max_batch=max_batch,
         prefill_chunk_tokens=prefill_chunk_tokens,
         kv_tokens=kv_tokens,
+        page_tokens=page_tokens,
         pack=pack,
         allow_unknown_keys=tuple(allow_unknown_key or ()),
     )

@@ -24,7 +24,7 @@ class CompileOptions:
     max_batch: int = 8
     prefill_chunk_tokens: int = 512
     kv_tokens: int = 0
-    page_tokens: int = 16
+    page_tokens: int = 0
     pack: bool | None = None
     allow_unknown_keys: tuple[str, ...] = ()
 
@@ -40,7 +40,7 @@ class CompileOptions:
                     hint=f"one of {', '.join(allowed)}",
                 )
         ranges = (("max_context", 0, 1 << 20), ("max_batch", 1, 1024), ("kv_tokens", 0, 1 << 26))
-        ranges += (("prefill_chunk_tokens", 16, 1 << 16), ("page_tokens", 16, 16))
+        ranges += (("prefill_chunk_tokens", 16, 1 << 16),)
         usual = {f.name: f.default for f in fields(self)}
         for name, low, high in ranges:
             value = getattr(self, name)
@@ -49,6 +49,24 @@ class CompileOptions:
                     f"--{name.replace('_', '-')} {value} is outside {low}..{high}",
                     hint=f"leave it out for {usual[name] or 'what fits the model'}",
                 )
+
+        pages = (0, 16) if self.is_cpu else (0, 16, 32, 64)
+        if self.page_tokens not in pages:
+            allowed = ", ".join(str(size) for size in pages[1:])
+            raise OptionError(
+                f"--page-tokens {self.page_tokens} is not possible on {self.target}",
+                hint=f"one of {allowed}; leave it out for {pages[-1]}",
+            )
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the target is a CPU."""
+        return self.target.startswith("cpu")
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page: as asked for, else what the target's kernels like best."""
+        return self.page_tokens or (16 if self.is_cpu else 64)
 
     def fingerprint(self) -> str:
         """SHA-256 over every option by its name."""
