@@ -1,13 +1,14 @@
-"""Requests in, text out: schedule → execute → sample → settle, one step at a time.
+"""Requests in, text out: schedule → submit → collect → settle.
 
-Owns the scheduler and each request's text; knows nothing of how a step is computed. Every request
-gets exactly one output with a finish reason, whatever fails.
+Owns the scheduler and each request's text; knows nothing of how a step is computed. Where the
+executor allows it, the next step is submitted before the last one is read. Every request gets
+exactly one output with a finish reason, whatever fails.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -18,18 +19,11 @@ from sitsc.core.serving.kv_blocks import PagePool
 from sitsc.core.serving.request import FinishReason, Request
 from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
 from sitsc.runtime.sampler import Sampler, SamplerRow
+from sitsc.runtime.steps import HostSteps, LogitsExecutor, StepExecutor
 from sitsc.runtime.stop import AnswerText
 from sitsc.runtime.tokenizer import Tokenizer
 
 MaskFunction = Callable[[Sequence[int]], torch.Tensor | None]
-
-
-class Executor(Protocol):
-    """Computes one step of the model."""
-
-    def execute(self, batch: StepBatch) -> torch.Tensor:
-        """Logits [sampled rows, width] on the CPU, in the order of the True of `batch.sample`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +68,21 @@ class _Draw:
     error: RequestError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was submitted; `refused` rows failed before it."""
+
+    batch: StepBatch
+    step: Any
+    refused: dict[int, RequestError]
+
+
 class Engine:
     """Serves requests over one executor. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
-        executor: Executor,
+        executor: LogitsExecutor | StepExecutor,
         tokenizer: Tokenizer | None,
         limits: SchedulerLimits,
         *,
@@ -93,6 +96,10 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self.scheduler = Scheduler(limits, PagePool(num_pages, page_tokens), self.eos_ids)
         self.sampler = Sampler(vocab_size, logits_width, self.eos_ids)
+        self.steps: StepExecutor = (
+            executor if isinstance(executor, StepExecutor) else HostSteps(executor, self.sampler)
+        )
+        self._flights: deque[_Flight] = deque()
         self._sessions: dict[int, _Session] = {}  # of all requests without a last output
         self._ready: list[Output] = []  # made outside of a step, given out by the next one
         self._mail: dict[int, deque[Output]] = {}  # of requests that `generate` waits for
@@ -100,7 +107,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._sessions or self._ready)
+        return bool(self._sessions or self._ready or self._flights)
 
     def add_request(
         self,
@@ -200,20 +207,23 @@ class Engine:
         return ids
 
     def _advance(self) -> list[Output]:
+        """Submit a step if one may start now, then settle the oldest if it must be waited for."""
+        masked = any(session.mask is not None for session in self._sessions.values())
+        ahead = 0 if masked else self.steps.num_ahead
+        outputs: list[Output] = []
+        while len(self._flights) > ahead:  # a request with a mask came while steps ran ahead
+            outputs += self._land()
         batch = self.scheduler.schedule()
-        if batch is None:
-            return []
-        try:
-            draws = self._draw(batch, self.executor.execute(batch))
-        except BaseException as error:
-            failed = self._failed(batch, error)
-            if isinstance(error, Exception):
-                return failed
-            self._ready += failed  # an interrupt: the requests end, the engine stays usable
-            raise
-        return self._settle(batch, draws)
+        if batch is not None:
+            try:
+                self._submit(batch)
+            except BaseException as error:
+                outputs += self._failed(batch, error)
+        if self._flights and (batch is None or len(self._flights) > ahead):
+            outputs += self._land()
+        return outputs
 
-    def _draw(self, batch: StepBatch, logits: torch.Tensor) -> list[_Draw]:
+    def _submit(self, batch: StepBatch) -> None:
         sessions = [self._sessions[request_id] for request_id in batch.sampled_ids]
         refused: dict[int, RequestError] = {}
         for session in sessions:
@@ -222,11 +232,28 @@ class Engine:
                     session.row.mask = session.mask(session.request.generated_ids)
                 except Exception as error:
                     refused[session.request.id] = _caused("the mask failed", error)
-        sampled = self.sampler.sample(logits, [session.row for session in sessions])
-        return [
-            self._read(session, refused.get(session.request.id, token))
-            for session, token in zip(sessions, sampled, strict=True)
-        ]
+        step = self.steps.submit(batch, [session.row for session in sessions])
+        self._flights.append(_Flight(batch, step, refused))
+
+    def _land(self) -> list[Output]:
+        """Wait for the oldest step and settle it."""
+        flight = self._flights[0]
+        try:
+            draws = self._collect(flight)
+        except BaseException as error:
+            return self._failed(flight.batch, error)
+        self._flights.popleft()
+        return self._settle(flight.batch, draws)
+
+    def _collect(self, flight: _Flight) -> list[_Draw | None]:
+        """What each row came to; None where the request ended meanwhile."""
+        sampled = self.steps.collect(flight.step)
+        draws: list[_Draw | None] = []
+        for request_id, token in zip(flight.batch.sampled_ids, sampled, strict=True):
+            session = self._sessions.get(request_id)
+            token = flight.refused.get(request_id, token)
+            draws.append(None if session is None else self._read(session, token))
+        return draws
 
     def _read(self, session: _Session, token: int | RequestError) -> _Draw:
         """The text of a drawn token."""
@@ -241,32 +268,50 @@ class Engine:
             return _Draw(session, -1, error=_caused("the text cannot be decoded", error))
         return _Draw(session, token, text, stopped)
 
-    def _settle(self, batch: StepBatch, draws: Sequence[_Draw]) -> list[Output]:
+    def _settle(self, batch: StepBatch, draws: Sequence[_Draw | None]) -> list[Output]:
         """Tell the scheduler, and say what came of each row."""
-        errors = [draw.session.request.id for draw in draws if draw.error is not None]
-        stopped = [draw.session.request.id for draw in draws if draw.stopped]
+        live = [draw for draw in draws if draw is not None]
+        errors = [draw.session.request.id for draw in live if draw.error is not None]
+        stopped = [draw.session.request.id for draw in live if draw.stopped]
         self.scheduler.end(errors, "error")
-        self.scheduler.settle(batch, [draw.token for draw in draws], stopped)
+        self.scheduler.settle(batch, [draw.token if draw else -1 for draw in draws], stopped)
         outputs: list[Output] = []
-        for draw in draws:
+        for draw in live:
             request = draw.session.request
             if draw.error is not None:
                 outputs.append(self._ended(request.id, "error", draw.error))
                 continue
             outputs.append(Output(request.id, draw.text, (draw.token,), request.finish_reason))
             if request.finish_reason is not None:
-                del self._sessions[request.id]
+                self._remove(request.id)
         return outputs
 
     def _failed(self, batch: StepBatch, cause: BaseException) -> list[Output]:
+        """End what the step, and all others that were submitted, were for.
+
+        After an interrupt the outputs wait for the next step; the engine stays usable.
+        """
         error = _caused("the step failed", cause)
-        return [self._ended(request.id, "error", error) for request in self.scheduler.drop(batch)]
+        batches = [flight.batch for flight in self._flights]
+        self._flights.clear()
+        if not any(one is batch for one in batches):
+            batches.append(batch)
+        ended = [request for one in batches for request in self.scheduler.drop(one)]
+        failed = [self._ended(request.id, "error", error) for request in ended]
+        if isinstance(cause, Exception):
+            return failed
+        self._ready += failed
+        raise cause
+
+    def _remove(self, request_id: int) -> _Session:
+        self.steps.forget(request_id)
+        return self._sessions.pop(request_id)
 
     def _ended(
         self, request_id: int, reason: FinishReason, error: SitscError | None = None
     ) -> Output:
         """The last output of a request that ended without a token, with the text still held."""
-        session = self._sessions.pop(request_id)
+        session = self._remove(request_id)
         text = session.text.flush() if session.text is not None else ""
         return Output(request_id, text, finish_reason=reason, error=error)
 

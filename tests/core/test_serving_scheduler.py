@@ -7,10 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sitsc.core.errors import CapacityError, OptionError, RequestError
 from sitsc.core.sampling import SamplingOptions
-from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.batch import UNKNOWN, StepBatch
 from sitsc.core.serving.kv_blocks import PagePool
 from sitsc.core.serving.request import Request, RequestState
-from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
+from sitsc.core.serving.scheduler import MOST_IN_FLIGHT, Scheduler, SchedulerLimits
 
 EOS = 99
 OPTIONS = st.builds(
@@ -65,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.context = min(context, num_pages * page_tokens)
         self.requests: list[Request] = []
         self.ended: dict[int, str] = {}
+        self.flying: list[tuple[StepBatch, list[int]]] = []  # with what the step samples
 
     def record(self, finished: list[Request]) -> None:
         for request in finished:
@@ -92,30 +93,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (ended is None) == (request.id in self.ended)
         self.record([ended] if ended else [])
 
-    @rule(data=st.data(), fate=st.sampled_from(["settle"] * 9 + ["drop", "abort first"]))
-    def step(self, data: st.DataObject, fate: str) -> None:
-        self.advance(lambda: data.draw(st.sampled_from([7, 8, EOS])), fate)
+    @rule(data=st.data(), ahead=st.booleans(), fate=st.sampled_from(["settle"] * 9 + ["drop"]))
+    def step(self, data: st.DataObject, ahead: bool, fate: str) -> None:
+        self.advance(lambda: data.draw(st.sampled_from([7, 8, EOS])), ahead, fate)
 
-    def advance(self, draw, fate: str = "settle") -> None:
-        oldest = next((r for r in self.requests if r.id not in self.ended), None)
+    @precondition(lambda self: self.flying)
+    @rule()
+    def land(self) -> None:
+        self.settle()
+
+    def advance(self, draw, ahead: bool = False, fate: str = "settle") -> None:
+        """Schedule a step; unless it runs ahead, settle all that fly."""
+        waits = [r for r in self.requests if r.id not in self.ended and not r.is_ending]
         batch = self.scheduler.schedule()
         if batch is None:
-            assert oldest is None
-            return
-        assert oldest is not None and batch.request_ids[0] == oldest.id, "the oldest advances"
-        self.scheduler.check()
-        self.inspect(batch)
+            assert self.flying or not waits
+        else:
+            self.scheduler.check()
+            if not self.flying:
+                assert batch.request_ids[0] == waits[0].id, "the oldest advances"
+            self.inspect(batch)
+            self.flying.append((batch, [draw() for _ in batch.sampled_ids]))
+        while self.flying and (not ahead or len(self.flying) == MOST_IN_FLIGHT):
+            self.settle(fate)
+
+    def settle(self, fate: str = "settle") -> None:
+        batch, sampled = self.flying.pop(0)
         if fate == "drop":
             self.record(self.scheduler.drop(batch))
             return
-        if fate == "abort first":
-            self.record([r for r in [self.scheduler.abort(batch.request_ids[0])] if r])
-        sampled = [draw() for _ in batch.sampled_ids]
-        finished = self.scheduler.settle(batch, sampled)
-        self.record(finished)
+        before = {i for i in batch.sampled_ids if i in self.ended}
+        self.record(self.scheduler.settle(batch, sampled))
         for request_id, token in zip(batch.sampled_ids, sampled, strict=True):
-            if self.ended.get(request_id) != "abort":
+            if request_id not in before:
                 assert self.requests[request_id].token_ids[-1] == token
+
+    def virtual(self, request: Request) -> list[int]:
+        """All tokens of a request, those included that steps in flight sample."""
+        tokens = list(request.token_ids)
+        for batch, sampled in self.flying:
+            tokens += [
+                t for i, t in zip(batch.sampled_ids, sampled, strict=True) if i == request.id
+            ]
+        return tokens
 
     def inspect(self, batch: StepBatch) -> None:
         """The batch obeys its limits and holds the right tokens in the right slots."""
@@ -126,13 +146,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(1 <= count <= self.limits.prefill_chunk_tokens for count in counts)
         one_each = all(count == 1 for count in counts) and all(batch.sample)
         assert (batch.regime == "decode") == one_each
+        last = (
+            dict(zip(self.flying[-1][0].sampled_ids, self.flying[-1][1], strict=True))
+            if self.flying
+            else {}
+        )
+        for row, owner in enumerate(batch.request_ids):
+            end = batch.query_start[row + 1]
+            for at in range(batch.query_start[row], end):
+                if batch.token_ids[at] == UNKNOWN:
+                    assert at == end - 1, "only a last token can be unknown"
+                    batch.token_ids[at] = last[owner]
         for row, (owner, tokens) in enumerate(self.kv.write(batch).items()):
-            request = self.requests[owner]
-            assert tokens == request.token_ids[: len(tokens)]
-            assert batch.sample[row] == (len(tokens) == len(request.token_ids))
+            whole = self.virtual(self.requests[owner])
+            assert tokens == whole[: len(tokens)]
+            assert batch.sample[row] == (len(tokens) == len(whole))
         running = [r for r in self.requests if r.state is RequestState.RUNNING]
-        decoding = {r.id for r in running if len(r.token_ids) == r.num_computed + 1}
-        assert decoding <= set(batch.request_ids), "a decoding sequence waits"
+        waiting = {r.id for r in running if r.num_tokens == r.num_computed + 1}
+        assert all(self.requests[i].is_ending for i in waiting - set(batch.request_ids))
 
     @invariant()
     def holds(self) -> None:
@@ -143,10 +174,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything left runs to its end, and every end is right."""
         if not hasattr(self, "scheduler"):
             return
-        for _ in range(20_000):
-            if len(self.ended) == len(self.requests):
+        for index in range(20_000):
+            if len(self.ended) == len(self.requests) and not self.flying:
                 break
-            self.advance(lambda: 7)
+            self.advance(lambda: 7, ahead=index % 3 > 0)
         assert self.scheduler.schedule() is None
         pool = self.scheduler.pages
         assert pool.num_free == pool.num_pages
@@ -204,6 +235,31 @@ def test_decoding_goes_on_beside_a_long_prefill() -> None:
         batch = run(machine)
         assert batch.request_ids[0] == 0 and batch.sample[0]
         assert batch.num_tokens == 4
+
+
+def test_a_step_ahead_of_its_tokens() -> None:
+    machine = scheduler()
+    request = machine.add([1, 2, 3], SamplingOptions(max_tokens=3))
+    first, second = machine.schedule(), machine.schedule()
+    assert first is not None and second is not None
+    assert second.token_ids == [UNKNOWN] and second.context_lens == [3]
+    machine.settle(first, [7])
+    third = machine.schedule()
+    assert third is not None and third.token_ids == [UNKNOWN]
+    machine.settle(second, [8])
+    assert machine.schedule() is None, "the third token is the last"
+    assert machine.settle(third, [9]) == [request]
+    assert request.generated_ids == [7, 8, 9] and request.finish_reason == "length"
+
+
+def test_what_was_computed_past_the_end_is_thrown_away() -> None:
+    machine = scheduler()
+    request = machine.add([1], SamplingOptions(max_tokens=9))
+    first, second = machine.schedule(), machine.schedule()
+    assert first is not None and second is not None
+    assert machine.settle(first, [EOS]) == [request]
+    assert machine.settle(second, [7]) == []
+    assert request.generated_ids == [EOS] and machine.pages.num_free == machine.pages.num_pages
 
 
 def test_youngest_gives_way_and_comes_back() -> None:

@@ -12,9 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sitsc.core.errors import CapacityError, ExecutionError, RequestError, SamplingError
 from sitsc.core.sampling import SamplingOptions
-from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.batch import UNKNOWN, StepBatch
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.runtime.engine import Engine, Output
+from sitsc.runtime.sampler import SamplerRow
 from sitsc.runtime.tokenizer import Tokenizer
 from tests.runtime.tokenizers_for_tests import byte_level
 
@@ -80,12 +81,48 @@ class PagedExecutor:
         return torch.cat(rows)
 
 
+class AheadExecutor(PagedExecutor):
+    """Keeps sampled tokens to itself until they are collected, like a device; greedy only."""
+
+    num_ahead = 1
+
+    def __init__(self, num_pages: int, page_tokens: int) -> None:
+        super().__init__(num_pages, page_tokens)
+        self.sampled: dict[int, int] = {}
+        self.flying = self.most_flying = 0
+
+    def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> list[int]:
+        self.flying += 1
+        self.most_flying = max(self.most_flying, self.flying)
+        for row, request_id in enumerate(batch.request_ids):
+            last = batch.query_start[row + 1] - 1
+            if batch.token_ids[last] == UNKNOWN:
+                batch.token_ids[last] = self.sampled[request_id]
+        tokens = self.execute(batch)[:, :VOCAB].argmax(-1).tolist()
+        self.sampled = dict(zip(batch.sampled_ids, tokens, strict=True))
+        return tokens
+
+    def collect(self, step: list[int]) -> list[int]:
+        self.flying -= 1
+        return step
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+
 def engine(
-    max_batch=4, step=16, chunk=5, context=64, pages=64, page_tokens=4, eos=(EOS,)
+    max_batch=4,
+    step=16,
+    chunk=5,
+    context=64,
+    pages=64,
+    page_tokens=4,
+    eos=(EOS,),
+    kind: type[PagedExecutor] = PagedExecutor,
 ) -> Engine:
     limits = SchedulerLimits(max_batch, step, chunk, context)
     return Engine(
-        PagedExecutor(pages, page_tokens),
+        kind(pages, page_tokens),
         TOKENIZER,
         limits,
         num_pages=pages,
@@ -119,6 +156,8 @@ def plain(prompt: str, num: int, eos: int | None = EOS) -> list[int]:
 
 def is_clean(made: Engine) -> bool:
     """Nothing is left of any request."""
+    while made.has_work:
+        assert not made.step()
     made.scheduler.check()
     pool = made.scheduler.pages
     return pool.num_free == pool.num_pages and not made.has_work and not made._mail
@@ -135,24 +174,59 @@ def drain(made: Engine) -> dict[int, list[Output]]:
     return outputs
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 12),
     st.integers(1, 9),
     st.integers(1, 6),
     st.floats(0, 1),
+    st.sampled_from([PagedExecutor, AheadExecutor]),
 )
-def test_same_tokens_as_plain_generation(max_batch, extra, chunk, page_tokens, slack) -> None:
-    """Whatever the batching, chunking and page pressure."""
+def test_same_tokens_as_plain_generation(max_batch, extra, chunk, page_tokens, slack, kind) -> None:
+    """Whatever the batching, chunking and page pressure, with steps ahead or without."""
     longest = max(len(TOKENIZER.encode(prompt)) for prompt in PROMPTS) + 16
     least = -(-longest // page_tokens)
     pages = least + int(slack * least * len(PROMPTS))
-    made = engine(max_batch, max_batch + extra, chunk, longest, pages, page_tokens)
+    made = engine(max_batch, max_batch + extra, chunk, longest, pages, page_tokens, kind=kind)
     answers = made.generate_batch(PROMPTS, SamplingOptions(max_tokens=16))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert list(answer.token_ids) == plain(prompt, 16)
         assert answer.text == BACKEND.decode(plain(prompt, 16))
+    assert is_clean(made)
+
+
+def test_a_step_starts_before_the_last_is_read() -> None:
+    made = engine(kind=AheadExecutor)
+    ahead = made.executor
+    assert isinstance(ahead, AheadExecutor)
+    (answer,) = made.generate_batch([PROMPTS[0]], SamplingOptions(max_tokens=8))
+    assert list(answer.token_ids) == plain(PROMPTS[0], 8) and ahead.most_flying == 2
+    ahead.most_flying = 0
+    (answer,) = made.generate_batch(["a"], SamplingOptions(max_tokens=4))
+    ids = made.add_request("a", SamplingOptions(max_tokens=4), mask=lambda generated: None)
+    ahead.most_flying = 0
+    outputs = drain(made)[ids]
+    assert ahead.most_flying == 1, "a mask wants the tokens before it"
+    assert [t for o in outputs for t in o.token_ids] == list(answer.token_ids)
+    assert is_clean(made)
+
+
+def test_a_failure_with_steps_ahead_ends_them_all() -> None:
+    made = engine(kind=AheadExecutor)
+    ahead = made.executor
+    assert isinstance(ahead, AheadExecutor)
+    for prompt in PROMPTS[:3]:
+        made.add_request(prompt, SamplingOptions(max_tokens=20, ignore_eos=True))
+
+    def fail(batch: StepBatch) -> None:
+        if ahead.num_steps == 6:
+            raise RuntimeError("gone")
+
+    ahead.before = fail
+    outputs = drain(made)
+    assert [each[-1].finish_reason for each in outputs.values()] == ["error"] * 3
+    ahead.flying = 0
     assert is_clean(made)
 
 

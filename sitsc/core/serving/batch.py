@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+UNKNOWN = -1  # a token id: what the step before sampled for the request
+
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """Tokens of one step, sequence after sequence, without padding.
 
     `regime` is "decode" when every sequence has exactly one token and all of them are sampled,
-    else "prefill" (ragged; may hold decoding sequences too). Block tables are the page pool's own
-    lists, read-only and valid until the step is settled; table i covers
-    `context_lens[i] + query_start[i + 1] - query_start[i]` tokens.
+    else "prefill" (ragged; may hold decoding sequences too). A token id may be `UNKNOWN` when the
+    step before has not been read: then it is the token that it sampled for the request. Block
+    tables are the page pool's own lists, read-only and valid until the next step is scheduled;
+    table i covers `context_lens[i] + query_start[i + 1] - query_start[i]` tokens.
     """
 
     regime: Literal["decode", "prefill"]

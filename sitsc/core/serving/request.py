@@ -25,8 +25,9 @@ class RequestState(Enum):
 class Request:
     """A prompt being continued. `token_ids` holds prompt and generated tokens, oldest first.
 
-    `num_computed` counts the leading tokens whose KV lies in pages; `max_tokens` is the option
-    clipped to the context. `arrival` orders requests: smaller is older.
+    `num_computed` counts the leading tokens whose KV lies in pages, or will when the steps in
+    flight have ended; `num_pending` tokens are sampled by those steps and not known yet.
+    `max_tokens` is the option clipped to the context. `arrival` orders requests: smaller is older.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     num_computed: int = 0
+    num_pending: int = 0
     num_preemptions: int = 0
     token_ids: list[int] = field(init=False)
 
@@ -47,6 +49,16 @@ class Request:
     def num_generated(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer, those not known yet included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the tokens not known yet are the last ones that it may have."""
+        return self.num_generated + self.num_pending >= self.max_tokens
 
     @property
     def generated_ids(self) -> list[int]:

@@ -2,7 +2,8 @@
 
 Requests run in order of arrival. When pages run out the youngest running request gives its pages
 back and is computed again later, so the oldest always advances and every request ends with
-exactly one reason. `schedule` and `settle` alternate.
+exactly one reason. Steps are settled in the order in which they were scheduled; a step may be
+scheduled before the one before it is settled: the tokens in between are then `UNKNOWN`.
 """
 
 from collections import deque
@@ -11,9 +12,11 @@ from dataclasses import dataclass, fields
 
 from sitsc.core.errors import CapacityError, OptionError, OutOfPagesError, RequestError
 from sitsc.core.sampling import SamplingOptions
-from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.batch import UNKNOWN, StepBatch
 from sitsc.core.serving.kv_blocks import PagePool
 from sitsc.core.serving.request import FinishReason, Request, RequestState
+
+MOST_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()  # by arrival
         self._running: list[Request] = []  # by arrival, all older than any waiting one
         self._requests: dict[int, Request] = {}  # waiting and running
-        self._in_flight: StepBatch | None = None
+        self._in_flight: deque[StepBatch] = deque()
         self._num_arrivals = 0
 
     @property
@@ -85,47 +88,47 @@ class Scheduler:
         return request
 
     def schedule(self) -> StepBatch | None:
-        """The next step, or None when nothing waits or runs. Follow it by `settle` or `drop`."""
-        assert self._in_flight is None, "the last step was not settled"
+        """The next step, or None when there is nothing to compute. `settle` or `drop` it later.
+
+        With a step in flight, requests go on from the tokens that it will sample; a request whose
+        last token is in flight waits for it. Raises nothing.
+        """
+        assert len(self._in_flight) < MOST_IN_FLIGHT, "too many steps are not settled"
         if self._waiting:
             self._admit()
-        if not self._running:
-            return None
-        self._in_flight = self._fill()
-        return self._in_flight
+        batch = self._fill()
+        if batch is not None:
+            self._in_flight.append(batch)
+        return batch
 
     def settle(
         self, batch: StepBatch, sampled: Sequence[int], stopped: Collection[int] = ()
     ) -> list[Request]:
-        """Take the step's results; the requests that finished, their pages free again.
+        """Take the oldest step's results; the requests that finished, their pages free again.
 
         `sampled` has one token for each True of `batch.sample`, in order; `stopped` names requests
-        that end with "stop" at this token whatever it is. Requests aborted meanwhile are skipped.
+        that end with "stop" at this token whatever it is. Requests ended meanwhile are skipped.
         """
-        assert batch is self._in_flight, "this step is not the one in flight"
         assert len(sampled) == sum(batch.sample), "one token a sampled row"
-        self._in_flight = None
+        self._land(batch)
         finished: list[Request] = []
-        tokens = iter(sampled)
-        start = 0
-        for row, request_id in enumerate(batch.request_ids):
-            end = batch.query_start[row + 1]
-            token = next(tokens) if batch.sample[row] else None
+        for request_id, token in zip(batch.sampled_ids, sampled, strict=True):
             request = self._requests.get(request_id)
             if request is not None:
-                request.num_computed += end - start
-                if token is not None:
-                    reason = self._take(request, token, request_id in stopped)
-                    if reason is not None:
-                        finished.append(self._finish(request, reason))
-            start = end
+                request.num_pending -= 1
+                reason = self._take(request, token, request_id in stopped)
+                if reason is not None:
+                    finished.append(self._finish(request, reason))
         return finished
 
     def drop(self, batch: StepBatch) -> list[Request]:
         """End every request of a step that failed, with "error"; returns them."""
-        assert batch is self._in_flight, "this step is not the one in flight"
-        self._in_flight = None
+        self._land(batch)
         return self.end(batch.request_ids, "error")
+
+    def _land(self, batch: StepBatch) -> None:
+        assert self._in_flight and batch is self._in_flight[0], "this is not the oldest step"
+        self._in_flight.popleft()
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now, at any time; None if it has ended already."""
@@ -147,9 +150,9 @@ class Scheduler:
         for request in self._running:
             assert request.state is RequestState.RUNNING
             held += len(self.pages.table(request.id))
-            if self._in_flight is None:
-                assert self.pages.num_tokens(request.id) == request.num_computed
-                assert request.num_computed < len(request.token_ids) <= self.context_tokens
+            assert self.pages.num_tokens(request.id) == request.num_computed
+            assert request.num_computed < request.num_tokens <= self.context_tokens
+            assert 0 <= request.num_pending <= len(self._in_flight)
         assert held + self.pages.num_free == self.pages.num_pages, "pages are lost"
         for request in self._waiting:
             assert request.state is RequestState.WAITING and request.num_computed == 0
@@ -166,6 +169,8 @@ class Scheduler:
             if promised < 0:
                 promised = sum(self._missing_pages(request) + 1 for request in running)
             request = self._waiting[0]
+            if request.num_pending:  # preempted with a step in flight: its token comes first
+                return
             needed = pages.pages_for(len(request.token_ids))
             if running and promised + needed > pages.num_free:
                 return
@@ -177,22 +182,23 @@ class Scheduler:
 
     def _missing_pages(self, request: Request) -> int:
         owned = len(self.pages.table(request.id))
-        return self.pages.pages_for(len(request.token_ids)) - owned
+        return self.pages.pages_for(request.num_tokens) - owned
 
-    def _fill(self) -> StepBatch:
+    def _fill(self) -> StepBatch | None:
         """Give every running request its tokens, oldest first; decoding ones never wait."""
-        running, limits = self._running, self.limits
-        decoding = sum(len(r.token_ids) - r.num_computed == 1 for r in running)
+        limits = self.limits
+        running = [request for request in self._running if not request.is_ending]
+        decoding = sum(r.num_tokens - r.num_computed == 1 for r in running)
         prefill_budget = limits.max_step_tokens - decoding
         ids: list[int] = []
         tokens: list[int] = []
         starts, contexts, tables, sample = [0], [], [], []
         decode = True
-        for request in list(running):
+        for request in running:
             if request.state is not RequestState.RUNNING:
                 break  # preempted for an older one, and so are all after it
             context = request.num_computed
-            remaining = len(request.token_ids) - context
+            remaining = request.num_tokens - context
             count = 1
             if remaining > 1:
                 count = min(remaining, limits.prefill_chunk_tokens, prefill_budget)
@@ -204,11 +210,16 @@ class Scheduler:
                 break
             decode = decode and count == remaining == 1
             ids.append(request.id)
-            tokens += request.token_ids[context : context + count]
+            known = request.token_ids[context : context + count]
+            tokens += known + [UNKNOWN] * (count - len(known))
             starts.append(len(tokens))
             contexts.append(context)
             tables.append(table)
             sample.append(count == remaining)
+            request.num_computed += count
+            request.num_pending += count == remaining
+        if not ids:
+            return None
         regime = "decode" if decode else "prefill"
         return StepBatch(regime, tuple(ids), tokens, starts, contexts, tables, sample)
 
