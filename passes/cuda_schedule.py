@@ -182,7 +182,10 @@ class CudaScheduler:
         info = self.provider.linear(shape, tokens)
         if info is None:
             return self._library_linear(node, a, shape, repeated)
-        x = self._place(a["x"])
+        launches, x = [], self._place(a["x"])
+        if info.tile.get("separate_norm"):
+            x, launch = self._normed(node, a, x, shape, repeated)
+            launches.append(launch)
         out = self._residual_or_new(node, a)
         bound = {
             "x_ptr": x,
@@ -193,7 +196,24 @@ class CudaScheduler:
             "y_ptr": out,
             "num_tokens": self._tokens_name(node),
         }
-        return [self._launch(info, bound, node, repeated)]
+        return [*launches, self._launch(info, bound, node, repeated)]
+
+    def _normed(
+        self, node: Node, a: dict[str, Any], x: Ref, shape: dict[str, Any], repeated: bool
+    ) -> tuple[Ref, Launch]:
+        """The norm before a linear layer as a kernel of its own, and where it leaves x."""
+        tokens = self.sizes.elements(a["x"]) // shape["columns"]
+        normed = self._temporary("normed", tokens * shape["columns"], "bfloat16")
+        info = self.provider.make(
+            "rms_norm",
+            columns=shape["columns"],
+            eps=shape["eps"],
+            offset=shape["offset"],
+            weight=a["norm_weight"] is not None,
+            count=self._tokens_name(node),
+        )
+        bound = {"x_ptr": x, "norm_ptr": self._maybe(a["norm_weight"]), "y_ptr": normed}
+        return normed, self._launch(info, bound, node, repeated, count=False)
 
     def _residual_or_new(self, node: Node, a: dict[str, Any]) -> Ref:
         """In place over the residual when nothing reads that later, else a new buffer."""
@@ -220,18 +240,8 @@ class CudaScheduler:
         launches, x = [], self._place(a["x"])
         tokens = self.sizes.elements(a["x"]) // shape["columns"]
         if shape["norm"]:
-            normed = self._temporary("normed", tokens * shape["columns"], "bfloat16")
-            info = self.provider.make(
-                "rms_norm",
-                columns=shape["columns"],
-                eps=shape["eps"],
-                offset=shape["offset"],
-                weight=a["norm_weight"] is not None,
-                count=self._tokens_name(node),
-            )
-            bound = {"x_ptr": x, "norm_ptr": self._maybe(a["norm_weight"]), "y_ptr": normed}
-            launches.append(self._launch(info, bound, node, repeated, count=False))
-            x = normed
+            x, launch = self._normed(node, a, x, shape, repeated)
+            launches.append(launch)
         glu = shape["epilogue"] == "glu"
         rows = shape["rows"] * (2 if glu else 1)
         wide = self._temporary("wide", tokens * rows, "bfloat16") if glu else None
@@ -362,7 +372,7 @@ class CudaScheduler:
         bound |= {"table_width": "sequence_pages"}
         launches = []
         for index, info in enumerate(self.provider.attention(shape, self.step.kind)):
-            if info.num_partials and "partial_ptr" not in bound:
+            if any(name == "weight_ptr" for name, _ in info.arguments) and not index:
                 bound["partial_ptr"] = self._temporary("part", info.num_partials, "float32")
                 bound["weight_ptr"] = self._temporary("share", info.num_counters, "float32")
                 bound["num_splits"] = float(info.tile["splits"])
