@@ -132,6 +132,12 @@ def open_device(ordinal: int = 0) -> Device:
     )
 
 
+def ignore_captures() -> None:
+    """Let this thread allocate and copy while another thread captures a graph."""
+    relaxed = bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    call("cuThreadExchangeStreamCaptureMode", relaxed)
+
+
 def memory_info() -> MemoryInfo:
     """Free and whole memory of the device whose context is current."""
     free, total = call("cuMemGetInfo")
@@ -192,28 +198,43 @@ def blocks_per_sm(kernel: LoadedKernel, threads: int, shared_bytes: int) -> int:
     return call(name, kernel.function, threads, shared_bytes)
 
 
+class LaunchConfig:
+    """Grid, block, attributes and stream of a launch; many launches of one grid share it."""
+
+    __slots__ = ("_stream", "cluster", "config")
+
+    def __init__(self, shape: LaunchShape) -> None:
+        self.config, self.cluster = _config(bindings(), shape), shape.cluster
+        self._stream = 0
+
+    def on(self, stream: int) -> Any:
+        """The driver's description, for a stream given by its handle."""
+        if stream != self._stream:
+            self.config.hStream = bindings().CUstream(stream)
+            self._stream = stream
+        return self.config
+
+    def regrid(self, grid: tuple[int, int, int]) -> None:
+        """Another number of blocks for all launches to come."""
+        x, self.config.gridDimY, self.config.gridDimZ = grid
+        self.config.gridDimX = x * self.cluster
+
+
 class PreparedLaunch:
     """A launch with everything fixed but the stream: one driver call each time."""
 
-    __slots__ = ("_config", "_function", "_launch", "_name", "_parameters", "_stream")
+    __slots__ = ("_config", "_function", "_launch", "_name", "_parameters")
 
-    def __init__(self, kernel: LoadedKernel, shape: LaunchShape, parameters: int) -> None:
+    def __init__(self, kernel: LoadedKernel, config: LaunchConfig, parameters: int) -> None:
         """`parameters` is the address of the kernel's array of pointers to its arguments."""
-        driver = bindings()
-        self._launch, self._function, self._name = (
-            driver.cuLaunchKernelEx,
-            kernel.function,
-            kernel.name,
-        )
-        self._config, self._parameters = _config(driver, shape), parameters
-        self._stream = 0
+        self._launch = bindings().cuLaunchKernelEx
+        self._function, self._name = kernel.function, kernel.name
+        self._config, self._parameters = config, parameters
 
     def submit(self, stream: int) -> None:
         """Launch on a stream (its handle). Raises DeviceError."""
-        if stream != self._stream:
-            self._config.hStream = bindings().CUstream(stream)
-            self._stream = stream
-        (status,) = self._launch(self._config, self._function, self._parameters, 0)
+        config = self._config.on(stream)
+        (status,) = self._launch(config, self._function, self._parameters, 0)
         if status != 0:
             _check(bindings(), int(status), f"launch of {self._name}")
 

@@ -1,0 +1,191 @@
+"""Whether a plan fits the memory that may be used, and the smallest changes where it does not.
+
+In: a plan and the room for it. Out: nothing, or MemoryPlanError with what is needed by component,
+there and short, and at most three changes, each of which is enough by itself. Asks no device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sitsc.core.errors import MemoryPlanError
+from sitsc.core.hardware import load_target, target_names
+from sitsc.core.plan import Plan
+from sitsc.runtime.memory_budget import Room, components, needed_bytes, size_text
+
+_MOST_CHANGES = 3
+_ALIGNMENT = 64
+_LEAST_CONTEXT = 256
+_INT8_TARGETS = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to do, the bytes needed then, and the share of what it gives up that is kept."""
+
+    what: str
+    needed_bytes: int
+    kept: float
+
+
+def check_memory(plan: Plan, room: Room, place: str, where: str = "") -> None:
+    """Raises MemoryPlanError when the plan needs more than `room`; `place` names the device."""
+    need, have = needed_bytes(plan), room.usable_bytes
+    if need <= have:
+        return
+    parts = ", ".join(f"{name} {size_text(count)}" for name, count in components(plan).items())
+    limited = room.limit_bytes and room.limit_bytes <= room.free_bytes
+    there = "allowed by --memory-limit" if limited else f"free on {place}"
+    first = "; or ".join(change.what for change in changes(plan, room))
+    raise MemoryPlanError(
+        f"not enough memory: {size_text(need)} needed ({parts}), {size_text(have)} {there},"
+        f" {size_text(need - have)} short",
+        where=where,
+        hint=first or "compile a smaller model",
+    )
+
+
+def changes(plan: Plan, room: Room) -> list[Change]:
+    """The smallest changes with which the plan fits, at most three; each is enough by itself."""
+    outside = list(_outside(plan, room))
+    inside = sorted(_inside(plan, room.usable_bytes), key=lambda change: -change.kept)
+    bigger = [] if len(outside) + len(inside) >= _MOST_CHANGES else _bigger_device(plan, room)
+    return [*outside, *inside, *bigger][:_MOST_CHANGES]
+
+
+def _outside(plan: Plan, room: Room) -> Iterator[Change]:
+    """Changes that need no other artifact."""
+    need = needed_bytes(plan)
+    if room.limit_bytes and need <= room.free_bytes:
+        mib = -(-need // (1 << 20))
+        yield Change(f"run with --memory-limit {mib}MiB", mib << 20, 1.0)
+    held = room.total_bytes - room.free_bytes
+    if need <= room.total_bytes and room.free_bytes < need:
+        if not room.limit_bytes or need <= room.limit_bytes:
+            what = f"end other processes: they hold {size_text(held)} of the GPU"
+            yield Change(what, need, 1.0)
+
+
+def _bigger_device(plan: Plan, room: Room) -> list[Change]:
+    """The smallest GPU we know that holds the plan, where this one never can."""
+    need = needed_bytes(plan)
+    if need <= room.total_bytes or (room.limit_bytes and room.limit_bytes < need):
+        return []
+    known = [load_target(name).target for name in target_names()]
+    fit = [target for target in known if target.memory_bytes >= need]
+    if not fit:
+        return []
+    best = min(fit, key=lambda target: (target.isa != plan.target.isa, target.memory_bytes))
+    what = f"a GPU with {size_text(best.memory_bytes)} ({best.name})"
+    if best.isa != plan.target.isa:
+        what += f", compiled with --target {best.name}"
+    return [Change(what, need, 0.0)]
+
+
+def _inside(plan: Plan, have: int) -> Iterator[Change]:
+    """What to compile again with; none needs more than `have` bytes.
+
+    A smaller chunk or batch drops the buckets above it: the arena then ends where the last of the
+    buckets left does, or before. Either is named only where it leaves room for more KV.
+    """
+    shape = _Shape(plan)
+    most = shape.pages(shape.chunk, shape.batch, have)
+    if most:
+        yield shape.change(shape.chunk, shape.batch, most)
+    for chunks, batches in (
+        (shape.chunks, (shape.batch,)),
+        ((shape.chunk,), shape.batches),
+        (shape.chunks, shape.batches),
+    ):
+        found = [(shape.pages(c, b, have), c, b) for c in chunks for b in batches]
+        better = [shape.change(c, b, pages) for pages, c, b in found if pages > 1.01 * most]
+        if better:
+            yield max(better, key=lambda change: change.kept)
+            most = max(most, *(pages for pages, _, _ in found))
+    if not most and (change := shape.shorter(have)):
+        yield change
+    if change := shape.quantised(have):
+        yield change
+
+
+class _Shape:
+    """The sizes that a user chose, and what a plan of other sizes would need."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, schedule = plan, plan.schedule
+        self.chunk, self.batch = schedule.prefill_chunk_tokens, schedule.max_batch
+        self.chunks = schedule.prefill_buckets or (self.chunk,)
+        self.batches = schedule.decode_buckets or (self.batch,)
+        self._page_bytes = sum(group.page_bytes for group in plan.kv)
+        self._page_tokens = plan.kv[0].page_tokens
+        self._tokens = {regime.name: (regime.kind, regime.sizes) for regime in plan.regimes}
+
+    def fixed(self, chunk: int, batch: int) -> int:
+        """Bytes of everything but the KV pool."""
+        memory = self._plan.memory
+        return (
+            needed_bytes(self._plan)
+            - memory.kv_bytes
+            - memory.arena_bytes
+            + self.arena(chunk, batch)
+        )
+
+    def arena(self, chunk: int, batch: int) -> int:
+        """Where the arena ends at most when only buckets up to these sizes are left."""
+        if (chunk, batch) == (self.chunk, self.batch):
+            return self._plan.memory.arena_bytes
+        end = 0
+        for buffer in self._plan.memory.arena:
+            name, inside, _ = buffer.name.partition("/")
+            if inside and name in self._tokens:
+                kind, sizes = self._tokens[name]
+                if sizes["tokens"] > (chunk if kind == "prefill" else batch):
+                    continue
+            end = max(end, buffer.offset + -(-buffer.bytes // _ALIGNMENT) * _ALIGNMENT)
+        return end
+
+    def pages(self, chunk: int, batch: int, have: int) -> int:
+        """KV pages that fit with these sizes, at most those planned; 0 below one full context."""
+        fit = (have - self.fixed(chunk, batch)) // self._page_bytes
+        least = -(-self._plan.tokens.max_context // self._page_tokens)
+        return min(self._plan.memory.kv_pages, fit) if fit >= least else 0
+
+    def change(self, chunk: int, batch: int, pages: int) -> Change:
+        """What to compile with for these sizes and so many KV pages."""
+        planned = self._plan.memory.kv_pages
+        kept = chunk / self.chunk * batch / self.batch * pages / planned
+        need = self.fixed(chunk, batch) + pages * self._page_bytes
+        return Change(self._named(chunk, batch, pages if pages < planned else None), need, kept)
+
+    def _named(self, chunk: int, batch: int, pages: int | None) -> str:
+        options = [f"--kv-tokens {pages * self._page_tokens}"] if pages is not None else []
+        options += [f"--prefill-chunk-tokens {chunk}"] if chunk != self.chunk else []
+        options += [f"--max-batch {batch}"] if batch != self.batch else []
+        return "compile with " + " ".join(options)
+
+    def shorter(self, have: int) -> Change | None:
+        """A smaller context with KV for one full sequence, and no smaller chunk than it takes."""
+        planned, context = self._plan.memory.kv_pages, self._plan.tokens.max_context
+        found = []
+        for chunk in self.chunks:
+            fixed = self.fixed(chunk, self.batch)
+            pages = (have - fixed) // self._page_bytes
+            tokens = pages * self._page_tokens
+            if _LEAST_CONTEXT <= tokens < context:
+                what = f"compile with --max-context {tokens} --kv-tokens {tokens}"
+                if chunk < min(tokens, self.chunk):
+                    what += f" --prefill-chunk-tokens {chunk}"
+                kept = chunk / self.chunk * tokens / context * pages / planned
+                found.append(Change(what, fixed + pages * self._page_bytes, kept))
+        return max(found, key=lambda change: change.kept, default=None)
+
+    def quantised(self, have: int) -> Change | None:
+        """Matrices as int8 with a float32 scale a row, where the target has kernels for it."""
+        if self._plan.target.name not in _INT8_TARGETS or self._plan.numerics.weights != "none":
+            return None
+        saved = sum(
+            spec.nbytes - spec.nbytes // (2 if spec.dtype == "bfloat16" else 4) - 4 * spec.shape[0]
+            for spec in self._plan.model.parameters
+            if spec.format != "plain"
+        )
+        need = needed_bytes(self._plan) - saved
+        return Change("compile with --weights int8", need, 0.5) if need <= have else None
