@@ -16,16 +16,20 @@ def rms_norm(
     offset: float = 0.0,
     weight: bool = True,
     residual: bool = False,
+    x_dtype: str = "bf16",
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """x [rows, columns] to y; `residual` adds it first and keeps the sum in sum_ptr."""
+    """x [rows, columns] to bfloat16 y; `residual` adds it first and keeps the sum in sum_ptr.
+
+    x, residual and sum have the type `x_dtype`.
+    """
     names = ["x_ptr", *(("residual_ptr", "sum_ptr") if residual else ())]
     names += [*(("norm_ptr",) if weight else ()), "y_ptr"]
     return make(
         "rms_norm",
-        tuple((name, "*bf16") for name in names),
+        tuple((n, "*bf16" if n in ("norm_ptr", "y_ptr") else f"*{x_dtype}") for n in names),
         {"H": columns, "BLOCK": power_of_two(columns)},
         num_warps,
         pdl,
@@ -41,6 +45,7 @@ def gather(
     *,
     columns: int,
     scale: float = 1.0,
+    out_dtype: str = "bf16",
     block: int = 1024,
     num_warps: int = 4,
     pdl: bool = True,
@@ -49,7 +54,7 @@ def gather(
     """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits."""
     return make(
         "gather",
-        (("table_ptr", "*bf16"), ("ids_ptr", "*i64"), ("y_ptr", "*bf16")),
+        (("table_ptr", "*bf16"), ("ids_ptr", "*i64"), ("y_ptr", f"*{out_dtype}")),
         {"H": columns, "BLOCK": min(block, power_of_two(columns))},
         num_warps,
         pdl,
@@ -130,3 +135,11 @@ def advance(
     kinds |= {"context_lens_ptr": "*i32", "num_sequences": "i32"}
     constants = {"BLOCK": power_of_two(max_sequences)}
     return make("advance", tuple(kinds.items()), constants, num_warps, pdl, early)
+
+
+def place(*, max_sequences: int = 256, num_warps: int = 4, pdl: bool = True) -> KernelSource:
+    """token_ids[token_places[i]] = ids[token_sources[i]], what an earlier step sampled."""
+    kinds = {"ids_ptr": "*i64", "token_sources_ptr": "*i32", "token_places_ptr": "*i32"}
+    kinds |= {"token_ids_ptr": "*i64", "num_sequences": "i32"}
+    constants = {"BLOCK": power_of_two(max_sequences)}
+    return make("place", tuple(kinds.items()), constants, num_warps, pdl)

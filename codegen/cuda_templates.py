@@ -77,6 +77,7 @@ _ALL = (
     Template("glu", cuda_rows.glu, _row_blocks),
     Template("argmax", cuda_rows.argmax, lambda c, s: (s.rows, c["PARTS"])),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),
+    Template("place", cuda_rows.place, lambda c, s: (1,)),
     Template(
         "attention_decode",
         cuda_attention.attention_decode,

@@ -6,6 +6,7 @@ arena.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from torch import fx
 
@@ -14,6 +15,7 @@ from sitsc.core.hardware import TargetData
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import (
+    PLACE_GROUP,
     SCHEMA,
     ArenaBuffer,
     Argument,
@@ -45,13 +47,27 @@ CUDA_LAYOUT = "layer, page, k: [head, token, dim], v: [head, token, dim]"
 _CONTEXT = 1024
 _SAMPLED, _BEST, _INDEX, _ARRIVED = "sampled_ids", "best", "best_index", "argmax_counters"
 _PARTS = 32
+_BLOCK = 256
+_SAMPLING = {"decode": ("argmax", "advance"), "prefill": ("argmax",)}
+_BUFFERS = {
+    "best_ptr": (_BEST, "float32"),
+    "index_ptr": (_INDEX, "int32"),
+    "counter_ptr": (_ARRIVED, "int32"),
+    "ids_ptr": (_SAMPLED, "int64"),
+    "token_ids_ptr": ("token_ids", "int64"),
+    "position_ids_ptr": ("position_ids", "int64"),
+    "context_lens_ptr": ("context_lens", "int32"),
+    "token_sources_ptr": ("token_sources", "int32"),
+    "token_places_ptr": ("token_places", "int32"),
+}
 
 
 def cuda_buckets(options: CompileOptions, context: int) -> list[StepSizes]:
     """Decode buckets up to the largest batch, prefill buckets up to the chunk."""
     chunk = min(options.prefill_chunk_tokens, context)
     decode = sorted({min(b, options.max_batch) for b in DECODE_BUCKETS})
-    prefill = sorted({min(t, chunk) for t in PREFILL_BUCKETS})
+    # The largest step: a whole chunk beside all other sequences.
+    prefill = sorted({min(t, chunk) for t in PREFILL_BUCKETS} | {chunk + options.max_batch})
     typical = min(_CONTEXT, context - 1)
     found = [StepSizes("decode", b, b, typical) for b in decode]
     return found + [StepSizes("prefill", t, min(t, options.max_batch), 0) for t in prefill]
@@ -80,9 +96,11 @@ def make_cuda_plan(
     arena, places = _arena(inputs, steps, made)
     found = []
     for step, one, offsets in zip(steps, made, places, strict=True):
-        groups = [_placed(group, offsets) for group in one.groups]
-        if step.kind == "decode":
-            groups.append(_sampling(one, offsets, step, provider, keys))
+        groups = [
+            _step_group(PLACE_GROUP, ("place",), one, offsets, step, provider, keys),
+            *[_placed(group, offsets) for group in one.groups],
+            _step_group("sample", _SAMPLING[step.kind], one, offsets, step, provider, keys),
+        ]
         found.append(_regime(graph, step, groups, classes, data, options))
     plan = Plan(
         schema=SCHEMA,
@@ -134,6 +152,8 @@ def _inputs(options: CompileOptions, context: int) -> list[ArenaBuffer]:
         "block_table": ("int32", (batch, width)),
         "query_start": ("int32", (batch + 1,)),
         "context_lens": ("int32", (batch,)),
+        "token_sources": ("int32", (batch,)),
+        "token_places": ("int32", (batch,)),
         _SAMPLED: ("int64", (batch,)),
         _BEST: ("float32", (batch, _PARTS)),
         _INDEX: ("int32", (batch, _PARTS)),
@@ -189,35 +209,30 @@ def _placed(group: LaunchGroup, places: dict[str, ArenaBuffer]) -> LaunchGroup:
     return replace(group, launches=launches)
 
 
-def _sampling(
+def _step_group(
+    name: str,
+    templates: tuple[str, ...],
     one: Scheduled,
     places: dict[str, ArenaBuffer],
     step: StepSizes,
     provider: KernelProvider,
     keys: dict[str, KernelInfo],
 ) -> LaunchGroup:
-    """Greedy sampling on the device, and the inputs of the next step from it."""
+    """Launches before and after the model: tokens put in place, tokens sampled from logits."""
     assert one.logits is not None
     width = int(one.logits.shape[1])
-    infos = (
-        provider.make("argmax", vocabulary=width, parts=_PARTS, count="sequences"),
-        provider.make("advance"),
-    )
-    bound = {
-        "logits_ptr": replace(one.logits, name="logits_ptr"),
-        "best_ptr": _buffer("best_ptr", _BEST, "float32"),
-        "index_ptr": _buffer("index_ptr", _INDEX, "int32"),
-        "counter_ptr": _buffer("counter_ptr", _ARRIVED, "int32"),
-        "ids_ptr": _buffer("ids_ptr", _SAMPLED, "int64"),
-        "token_ids_ptr": _buffer("token_ids_ptr", "token_ids", "int64"),
-        "position_ids_ptr": _buffer("position_ids_ptr", "position_ids", "int64"),
-        "context_lens_ptr": _buffer("context_lens_ptr", "context_lens", "int32"),
-        "num_sequences": Argument("num_sequences", "size", "sequences", "i32", ()),
+    shapes: dict[str, dict[str, Any]] = {
+        "place": {"max_sequences": max(_BLOCK, step.sequences)},
+        "argmax": {"vocabulary": width, "parts": _PARTS, "count": "rows"},
+        "advance": {"max_sequences": max(_BLOCK, step.sequences)},
     }
+    bound = {"logits_ptr": replace(one.logits, name="logits_ptr")}
+    bound |= {name: Argument(name, "arena", b, d, ()) for name, (b, d) in _BUFFERS.items()}
+    bound["num_sequences"] = Argument("num_sequences", "size", "sequences", "i32", ())
     launches = []
-    for info in infos:
+    for template in templates:
+        info = provider.make(template, **shapes[template])
         keys[info.key] = info
-        arguments = tuple(bound[name] for name, _ in info.arguments)
         launches.append(
             Launch(
                 kind="kernel",
@@ -225,20 +240,16 @@ def _sampling(
                 template=info.template,
                 tile=info.tile,
                 grid=info.grid,
-                arguments=arguments,
+                arguments=tuple(bound[argument] for argument, _ in info.arguments),
                 outputs=(),
                 stream=0,
                 dependent=info.dependent,
-                bytes=4 * width * step.tokens if info.template == "argmax" else 0,
+                bytes=4 * width * step.sequences if template == "argmax" else 0,
                 flops=0,
-                predicted_us=2.0,
+                predicted_us=0.0 if template == "place" else 2.0,
             )
         )
-    return _placed(LaunchGroup("sample", (), tuple(launches)), places)
-
-
-def _buffer(name: str, buffer: str, dtype: str) -> Argument:
-    return Argument(name, "arena", buffer, dtype, ())
+    return _placed(LaunchGroup(name, (), tuple(launches)), places)
 
 
 # --- memory and schedule ------------------------------------------------------------------------

@@ -94,6 +94,11 @@ def parameter_types(meta: KernelMeta) -> list[str]:
     return [*types, *_SCRATCH]
 
 
+def num_parameters(kind: str) -> int:
+    """How many parameters an argument is passed as."""
+    return 1 + 2 * _rank(kind)
+
+
 def _rank(kind: str) -> int:
     """The number of dimensions of a tensor descriptor; 0 for other types."""
     found = _DESCRIPTOR.match(kind)
@@ -115,16 +120,27 @@ class ParameterBuffer:
 
     __slots__ = ("_at", "_memory", "_pointers", "_size")
 
-    def __init__(self, kernel: CubinKernel, meta: KernelMeta, values: Values, scratch: int) -> None:
-        """Raises ArtifactError naming an argument that is missing, misaligned or out of range."""
+    def __init__(
+        self,
+        kernel: CubinKernel,
+        meta: KernelMeta,
+        values: Values,
+        scratch: int,
+        types: Sequence[str] = (),
+    ) -> None:
+        """`types` are those of `parameter_types`, when the caller has them already.
+
+        Raises ArtifactError naming an argument that is missing, misaligned or out of range.
+        """
         flat = _flatten(meta, _ordered(meta, values)) + [scratch, 0]
         self._size = kernel.parameter_bytes
         self._memory = (ctypes.c_char * (self._size + _ALIGNMENT))()
         self._at = -(-ctypes.addressof(self._memory) // _ALIGNMENT) * _ALIGNMENT
         addresses = [self._at + parameter.offset for parameter in kernel.parameters]
         self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        types = parameter_types(meta)
-        for kind, value, address in zip(types, flat, addresses, strict=True):
+        for kind, value, address in zip(
+            types or parameter_types(meta), flat, addresses, strict=True
+        ):
             data = _pack(kind, value, meta)
             ctypes.memmove(address, data, len(data))
 
@@ -132,6 +148,10 @@ class ParameterBuffer:
     def address(self) -> int:
         """Address of the array of pointers, one for each parameter."""
         return ctypes.addressof(self._pointers)
+
+    def whole_number(self, index: int) -> Any:
+        """Parameter `index`, an i32, as a number whose `value` can be set between launches."""
+        return ctypes.c_int32.from_address(self._pointers[index] or 0)
 
     def data(self) -> bytes:
         """The parameter buffer as the kernel sees it."""

@@ -14,6 +14,7 @@ from sitsc.runtime.cubin import CubinKernel
 from sitsc.runtime.cuda_driver import (
     DRIVER_CARVEOUT,
     Device,
+    LaunchConfig,
     LaunchShape,
     LoadedKernel,
     PreparedLaunch,
@@ -24,6 +25,8 @@ from sitsc.runtime.kernel_parameters import (
     TensorMap,
     Values,
     check_layout,
+    num_parameters,
+    parameter_types,
 )
 from sitsc.runtime.tensor_map import encode_tensor_map
 
@@ -33,27 +36,32 @@ _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 class BoundLaunch:
     """A kernel with its grid and arguments; keeps alive what the arguments point to."""
 
-    __slots__ = ("_kept", "_launch", "_parameters", "kernel", "shape")
+    __slots__ = ("_kept", "_launch", "_parameters", "config", "kernel")
 
     def __init__(
-        self, kernel: LoadedKernel, shape: LaunchShape, parameters: ParameterBuffer, kept: Any
+        self, kernel: LoadedKernel, config: LaunchConfig, parameters: ParameterBuffer, kept: Any
     ) -> None:
-        self.kernel, self.shape = kernel, shape
+        self.kernel, self.config = kernel, config
         self._parameters, self._kept = parameters, kept
-        self._launch = PreparedLaunch(kernel, shape, parameters.address)
+        self._launch = PreparedLaunch(kernel, config, parameters.address)
 
     def launch(self, stream: int) -> None:
         """Launch on a stream, given by its handle. Raises DeviceError."""
         self._launch.submit(stream)
 
+    def whole_number(self, index: int) -> Any:
+        """Parameter `index`, an i32, as a number whose `value` can be set between launches."""
+        return self._parameters.whole_number(index)
+
 
 class KernelImage:
     """One kernel, loaded on the current device."""
 
-    __slots__ = ("_layout", "kernel", "meta")
+    __slots__ = ("_layout", "_types", "kernel", "meta")
 
     def __init__(self, meta: KernelMeta, layout: CubinKernel, kernel: LoadedKernel) -> None:
         self.meta, self._layout, self.kernel = meta, layout, kernel
+        self._types = parameter_types(meta)
 
     @classmethod
     def load(
@@ -72,6 +80,15 @@ class KernelImage:
         cuda_driver.require(device, meta.sm, layout.cuda_version, meta.shared_bytes)
         kernel = cuda_driver.load_kernel(cubin, meta.function, meta.shared_bytes, carveout)
         return cls(meta, layout, kernel)
+
+    def parameter_index(self, argument: str) -> int:
+        """Where an argument stands among the parameters: a tensor descriptor takes several."""
+        index = 0
+        for name, kind in self.meta.arguments:
+            if name == argument:
+                return index
+            index += num_parameters(kind)
+        raise ArtifactError(f"kernel {self.meta.function} has no argument {argument}")
 
     def scratch_bytes(self, grid: Sequence[int]) -> int:
         """Bytes of global memory that a launch over `grid` needs for itself."""
@@ -97,6 +114,24 @@ class KernelImage:
         layout = self.meta.tensor_maps[names.index(argument)]
         return encode_tensor_map(argument, layout, base, shape, strides)
 
+    def configure(self, grid: Sequence[int], dependent: bool | None = None) -> LaunchConfig:
+        """Grid (1 to 3 sizes) and attributes of launches of this kernel.
+
+        `dependent` False waits for the kernel before to end although this one was built to
+        overlap it. Raises ArtifactError for a grid that cannot be.
+        """
+        meta = self.meta
+        return LaunchConfig(
+            LaunchShape(
+                grid=whole_grid(grid, meta),
+                threads=32 * meta.num_warps,
+                shared_bytes=meta.shared_bytes,
+                cluster=meta.num_ctas,
+                dependent=meta.pdl if dependent is None else dependent and meta.pdl,
+                cooperative=meta.cooperative,
+            )
+        )
+
     def bind(
         self,
         grid: Sequence[int],
@@ -104,27 +139,22 @@ class KernelImage:
         *,
         scratch: int = 0,
         dependent: bool | None = None,
+        config: LaunchConfig | None = None,
     ) -> BoundLaunch:
         """Fix grid (1 to 3 sizes) and arguments, in order or by name.
 
-        Values are addresses on the device, objects with `data_ptr()`, or numbers. `dependent`
-        False waits for the kernel before to end although this one was built to overlap it. Raises
-        ArtifactError naming what does not fit.
+        Values are addresses on the device, objects with `data_ptr()`, or numbers. A `config` of
+        this kernel is shared instead of a new one for `grid`. Raises ArtifactError naming what
+        does not fit.
         """
-        meta, blocks = self.meta, whole_grid(grid, self.meta)
+        meta = self.meta
         if scratch % meta.scratch_align or (self.scratch_bytes(grid) and not scratch):
             need = self.scratch_bytes(grid)
             raise ArtifactError(f"kernel {meta.function} needs {need} bytes of scratch memory")
-        parameters = ParameterBuffer(self._layout, meta, values, scratch)
-        shape = LaunchShape(
-            grid=blocks,
-            threads=32 * meta.num_warps,
-            shared_bytes=meta.shared_bytes,
-            cluster=meta.num_ctas,
-            dependent=meta.pdl if dependent is None else dependent and meta.pdl,
-            cooperative=meta.cooperative,
-        )
-        return BoundLaunch(self.kernel, shape, parameters, values)
+        parameters = ParameterBuffer(self._layout, meta, values, scratch, self._types)
+        if config is None:
+            config = self.configure(grid, dependent)
+        return BoundLaunch(self.kernel, config, parameters, values)
 
 
 def whole_grid(grid: Sequence[int], meta: KernelMeta) -> tuple[int, int, int]:

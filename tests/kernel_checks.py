@@ -127,7 +127,8 @@ class LinearCheck:
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
         (source,), make, op = self.sources(pdl), Inputs(device), self.op
-        x, residual = make.normal(self.tokens, op.columns), make.normal(self.tokens, op.rows)
+        x = make.normal(self.tokens, op.columns, dtype=TYPES[op.x_dtype])
+        residual = make.normal(self.tokens, op.rows, dtype=TYPES[op.out_dtype])
         weight = make.normal(op.rows * op.sides, op.columns, scale=op.columns**-0.5)
         norm, bias = 1 + make.normal(op.columns, scale=0.1), make.normal(op.rows * op.sides)
         want = fused_linear_reference(
@@ -164,22 +165,26 @@ class RmsNormCheck:
     residual: bool = False
     offset: float = 0.0
     weight: bool = True
+    x_dtype: str = "bf16"
     tile: Tile = field(default_factory=dict)
 
     def sources(self, pdl: bool) -> list[KernelSource]:
         shape = {"columns": self.columns, "eps": 1e-5, "offset": self.offset}
+        shape |= {"x_dtype": self.x_dtype}
         shape |= {"weight": self.weight, "residual": self.residual}
         return [instance("rms_norm", pdl=pdl, **(shape | self.tile))]
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
         (source,), make = self.sources(pdl), Inputs(device)
-        x, added = make.normal(self.rows, self.columns), make.normal(self.rows, self.columns)
+        kind = TYPES[self.x_dtype]
+        x, added = (make.normal(self.rows, self.columns, dtype=kind) for _ in range(2))
         weight = 1 + make.normal(self.columns, scale=0.1)
-        total, y = make.poison(*x.shape), make.poison(*x.shape)
+        total, y = make.poison(*x.shape, dtype=kind), make.poison(*x.shape)
         values = {"x_ptr": x, "residual_ptr": added, "sum_ptr": total, "y_ptr": y}
         values |= {"norm_ptr": weight}
         summed = x + added if self.residual else x
         want = rms_norm_reference(summed, weight if self.weight else None, 1e-5, self.offset)
+        want = want.to(BF16)
         checks = [Check("y", y, want, 4e-3)]
         checks += [Check("sum", total, summed)] if self.residual else []
         return Prepared((launch(source, Sizes(tokens=self.rows), values),), tuple(checks))
@@ -313,3 +318,26 @@ class AdvanceCheck:
         pairs = zip(("tokens", "positions", "lengths"), got, want, strict=True)
         step = launch(source, Sizes(sequences=count), values)
         return Prepared((step,), tuple(Check(*each) for each in pairs))
+
+
+@dataclass(frozen=True)
+class PlaceCheck:
+    """Some tokens come from ids of an earlier step, from any row to any place."""
+
+    count: int
+    tokens: int
+
+    def sources(self, pdl: bool) -> list[KernelSource]:
+        return [instance("place", pdl=pdl)]
+
+    def prepare(self, device: str, pdl: bool) -> Prepared:
+        (source,), make = self.sources(pdl), Inputs(device)
+        ids, tokens = make.integers(1000, self.count + 3), make.integers(1000, self.tokens)
+        sources = (torch.arange(self.count, device=device) * 7 + 2) % (self.count + 3)
+        places = self.tokens - 1 - 2 * torch.arange(self.count, device=device)
+        want = tokens.clone()
+        want[places] = ids[sources]
+        values = {"ids_ptr": ids, "token_ids_ptr": tokens, "num_sequences": self.count}
+        values |= {"token_sources_ptr": sources.int(), "token_places_ptr": places.int()}
+        step = launch(source, Sizes(sequences=self.count), values)
+        return Prepared((step,), (Check("tokens", tokens, want),))

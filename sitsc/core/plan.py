@@ -15,6 +15,7 @@ from sitsc.core.records import from_value, to_value
 from sitsc.core.weights import WeightSpec
 
 SCHEMA = 1
+PLACE_GROUP = "place"  # launched only before a step with tokens that the host does not know
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ CHOSEN = (
     "8b o, 64 tokens",
     "odd shape, ahead",
     "8b decode, long",
+    "8b decode, merged",
     "head dim 80, decode",
     "8b ragged",
     "rms_norm with residual",
@@ -43,6 +44,7 @@ CHOSEN = (
     "glu",
     "argmax",
     "advance",
+    "place",
 )
 SOURCES = {
     f"{name} {source.name}": source
@@ -106,7 +108,7 @@ SMALL: list[tuple[str, Linear | Heads, dict]] = [
     ("gemv", MODELS["8b"]["qkv"], {"tokens": 1, "block_n": 2, "block_k": 4096}),
     ("gemv", MODELS["1b"]["o"], {"tokens": 2, "block_n": 4, "block_k": 2048, "stages": 3}),
     ("skinny", MODELS["8b"]["down"], {"block_t": 16, "block_n": 64, "block_k": 64, "split": 4}),
-    ("attention_decode", HEADS["8b"], {"block": 32, "stages": 3, "partial": True}),
+    ("attention_decode", HEADS["8b"], {"block": 32, "stages": 3, "merge": "last", "max_splits": 16}),
     ("attention_prefill", HEADS["8b"], {"block_m": 64, "block_n": 32, "stages": 2}),
 ]
 

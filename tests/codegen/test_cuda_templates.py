@@ -22,6 +22,7 @@ from tests.kernel_checks import (
     GluCheck,
     KernelCheck,
     LinearCheck,
+    PlaceCheck,
     RmsNormCheck,
     RopeTableCheck,
 )
@@ -53,6 +54,8 @@ GEMV = [
     (Linear(33, 96, epilogue="residual"), 3, {"block_n": 2, "block_k": 32, "split": 3}, 4),
     (Linear(37, 48, epilogue="glu"), 1, {"block_n": 1, "block_k": 16, "split": 2}, 1),
     (Linear(33, 64, True, EPS, 0.0, "glu", "relu", True), 4, {"block_n": 2, "block_k": 64}, 3),
+    (Linear(33, 64, True, EPS, x_dtype="fp32"), 2, {"block_n": 2, "block_k": 64}, 3),
+    (Linear(33, 48, epilogue="residual", out_dtype="fp32"), 2, {"block_n": 4, "block_k": 64}, 3),
 ]
 
 
@@ -78,6 +81,7 @@ def test_activations(interpreter, activation):
     verify(interpreter, GluCheck(3, 33, activation, {"block": 16}))
 
 
+SPLIT = {"block_n": 32, "block_k": 16, "split": 2}
 SKINNY = [
     (Linear(33, 48, out_dtype="fp32"), 3, {"block_n": 16, "block_k": 16}),
     (Linear(33, 48, True, EPS, 0.0, "glu", "gelu_erf", True), 5, {"block_n": 16, "block_k": 32}),
@@ -85,6 +89,9 @@ SKINNY = [
     (Linear(33, 80, False, 0.0, 0.0, "glu"), 16, {"block_n": 16, "block_k": 16, "split": 4}),
     (Linear(40, 80, True, EPS, 0.0, "glu"), 1, {"block_n": 32, "block_k": 16, "split": 3}),
     (Linear(64, 64, bias=True), 29, {"block_n": 64, "block_k": 64}),
+    (Linear(33, 48, True, EPS, 0.0, "glu", x_dtype="fp32"), 5, {"block_n": 16, "block_k": 16}),
+    (Linear(33, 48, True, EPS, 1.0, "residual", out_dtype="fp32", x_dtype="fp32"), 7, SPLIT),
+    (Linear(33, 48, epilogue="residual", out_dtype="fp32"), 3, SPLIT),
 ]
 
 
@@ -133,6 +140,11 @@ def test_rms_norm_without_a_weight(interpreter):
     verify(interpreter, RmsNormCheck(3, 40, weight=False))
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm_of_float32(interpreter, residual):
+    verify(interpreter, RmsNormCheck(3, 33, residual, x_dtype="fp32"))
+
+
 @pytest.mark.parametrize("scale", [1.0, 6.928203])
 def test_gather(interpreter, scale):
     verify(interpreter, GatherCheck(5, 33, 48, scale, {"block": 32}))
@@ -152,6 +164,10 @@ def test_argmax(interpreter, parts):
 
 def test_advance(interpreter):
     verify(interpreter, AdvanceCheck((0, 17, -1, 4, -1), 8))
+
+
+def test_place(interpreter):
+    verify(interpreter, PlaceCheck(5, 23))
 
 
 def heads(**changes: Any) -> Heads:
@@ -176,15 +192,17 @@ HEADS = {
     "sinks": heads(sinks=True, window=9),
     "large pages": heads(heads=2, kv_heads=1, head_dim=64, page_tokens=32),
 }
-LENGTHS = (0, 16, 37, -1)
+LENGTHS = (0, 16, 37, -1, 75)
 MIXED = ((0, 7), (21, 1), (13, 11), (0, 1), (3, 0), (0, 0))
 
 
 @pytest.mark.parametrize("op", HEADS.values(), ids=HEADS.keys())
-@pytest.mark.parametrize("splits", [1, 3])
-def test_attention_decode(interpreter, op, splits):
-    reduce = {"max_splits": 4, "block_d": 16} if splits > 1 else None
-    verify(interpreter, DecodeCheck(op, LENGTHS, {"block": 16, "stages": 2}, splits, reduce))
+@pytest.mark.parametrize(
+    ("splits", "merge", "share"), [(1, "none", 1), (3, "reduce", 1), (3, "last", 1), (9, "last", 2)]
+)
+def test_attention_decode(interpreter, op, splits, merge, share):
+    tile = {"block": 16, "stages": 2}
+    verify(interpreter, DecodeCheck(op, LENGTHS, tile, splits, merge, share, block_d=16))
 
 
 @pytest.mark.parametrize("op", HEADS.values(), ids=HEADS.keys())

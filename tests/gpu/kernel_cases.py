@@ -19,6 +19,7 @@ from tests.kernel_checks import (
     GluCheck,
     KernelCheck,
     LinearCheck,
+    PlaceCheck,
     RmsNormCheck,
     RopeTableCheck,
     Tile,
@@ -136,7 +137,8 @@ def _linear_checks() -> dict[str, KernelCheck]:
 
 
 def _attention_checks() -> dict[str, KernelCheck]:
-    split: dict[str, Any] = {"splits": 16, "reduce": {"max_splits": 32}}
+    split: dict[str, Any] = {"splits": 16, "merge": "reduce"}
+    last: dict[str, Any] = {"splits": 16, "merge": "last", "share": 2}
     tile = {"block": 64, "stages": 4}
     mixed = ((0, 700), (1000, 1), (333, 129), (8191, 1), (0, 1))
     prefill = {"block_m": 128, "block_n": 64, "stages": 3}
@@ -147,6 +149,7 @@ def _attention_checks() -> dict[str, KernelCheck]:
     for model, op in HEADS.items():
         found[f"{model} decode, short"] = DecodeCheck(op, (128, 5, 0, -1), tile)
         found[f"{model} decode, long"] = DecodeCheck(op, (8192, 77), tile, **split)
+        found[f"{model} decode, merged"] = DecodeCheck(op, (8192, 64, 77, 700, -1), tile, **last)
         found[f"{model} ragged"] = RaggedCheck(op, mixed, prefill, padding=3)
     for name, op, block, rows in (
         ("80", Heads(40, 8, 80, 16, 0.1), 64, 64),
@@ -159,6 +162,7 @@ def _attention_checks() -> dict[str, KernelCheck]:
         narrow = {"block": block, "stages": 3}
         wide = {"block_m": rows, "block_n": block, "stages": 2}
         found[f"head dim {name}, decode"] = DecodeCheck(op, (2000, 63, 64, -1), narrow, **split)
+        found[f"head dim {name}, merged"] = DecodeCheck(op, (2000, 63, 64, -1), narrow, **last)
         found[f"head dim {name}, ragged"] = RaggedCheck(op, mixed, wide, padding=1)
     return found
 
@@ -174,6 +178,7 @@ def _row_checks() -> dict[str, KernelCheck]:
         "glu": GluCheck(130, 14336),
         "argmax": ArgmaxCheck(8, VOCABULARY),
         "advance": AdvanceCheck(tuple(range(-1, 255))),
+        "place": PlaceCheck(200, 8192),
     }
 
 
