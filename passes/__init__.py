@@ -11,6 +11,7 @@ from sitsc.passes.match_glu import MatchGlu
 from sitsc.passes.match_rms_norm import MatchRmsNorm
 from sitsc.passes.match_rope import MatchRope
 from sitsc.passes.match_rope_table import MatchRopeTable
+from sitsc.passes.match_router import MatchRouter
 from sitsc.passes.merge_linears import MergeLinears
 from sitsc.passes.pack_weights import PackWeights
 from sitsc.passes.page_attention import PageAttention
@@ -23,6 +24,7 @@ FUSED: tuple[Pass, ...] = (
     MatchRmsNorm(),
     MatchRope(),
     MatchGlu(),
+    MatchRouter(),
     SelectRows(),
     PageAttention(),
     LowerLinear(),

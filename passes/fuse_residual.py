@@ -1,4 +1,4 @@
-"""Fuse residual: residual + linear(x) becomes the linear layer's epilogue."""
+"""Fuse residual: residual + linear(x) becomes the linear layer's epilogue; experts take one too."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,6 @@ from sitsc.passes.fxutil import (
     call,
     calls,
     is_op,
-    ops,
     replace,
     same_shape,
     tensor,
@@ -35,15 +34,18 @@ class FuseResidual:
                     break
 
     def _fits(self, linear: Node, residual: Node) -> bool:
-        if not isinstance(residual, fx.Node) or not is_op(linear, "fused_linear"):
+        if not isinstance(residual, fx.Node) or not is_op(linear, "fused_linear", "moe"):
             return False
         if len(linear.users) != 1 or linear is residual:
             return False
         same = tensor(linear).dtype == tensor(residual).dtype and same_shape(linear, residual)
-        return arguments(linear)["epilogue"] == "none" and same
+        args = arguments(linear)
+        bare = args["residual"] is None and args.get("epilogue", "none") == "none"
+        return bare and same
 
     def _fuse(self, graph: fx.Graph, node: Node, linear: Node, residual: Node) -> None:
-        args = arguments(linear) | {"residual": residual, "epilogue": "residual"}
+        args = arguments(linear) | {"residual": residual}
+        if "epilogue" in args:
+            args["epilogue"] = "residual"
         with graph.inserting_before(node):
-            values = tuple(args.values())
-            replace(node, call(graph, ops.fused_linear.default, values, linear))
+            replace(node, call(graph, linear.target, tuple(args.values()), linear))

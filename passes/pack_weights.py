@@ -17,6 +17,7 @@ from sitsc.passes.fxutil import (
     is_op,
     set_arguments,
     set_weight,
+    spec_of,
     tensor,
     weight_of,
 )
@@ -44,11 +45,15 @@ class PackWeights:
 
 
 def _plain(spec: WeightSpec) -> bool:
-    return (spec.role, spec.format, len(spec.shape)) == ("weight", "plain", 2)
+    return (spec.role, spec.format) == ("weight", "plain") and len(spec.shape) in (2, 3)
 
 
 def _only_kernels(node: Node) -> bool:
-    return bool(node.users) and all(
-        is_op(reader, "fused_linear", "packed_embedding") and arguments(reader)["weight"] is node
-        for reader in node.users
-    )
+    return bool(node.users) and all(_reads_blocks(reader, node) for reader in node.users)
+
+
+def _reads_blocks(reader: Node, weight: Node) -> bool:
+    if is_op(reader, "moe"):
+        return len(spec_of(weight).shape) == 3
+    linear = is_op(reader, "fused_linear", "packed_embedding")
+    return linear and arguments(reader)["weight"] is weight

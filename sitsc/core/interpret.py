@@ -36,8 +36,14 @@ class RandomTensors:
 
 def tensor_shapes(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
     """The checkpoint tensors that a graph as traced reads, and their shapes."""
-    specs = [node.meta["weight"] for node in graph.nodes if "weight" in node.meta]
-    return {s.sources[0].tensor: s.shape for s in specs if s.role == "weight"}
+    found: dict[str, tuple[int, ...]] = {}
+    for node in graph.nodes:
+        spec = node.meta.get("weight")
+        if spec is not None and spec.role == "weight":
+            for source in spec.sources:
+                shape = spec.source_shape(source)
+                found[source.tensor] = max(found.get(source.tensor, shape), shape)
+    return found
 
 
 def step_inputs(

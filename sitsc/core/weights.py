@@ -39,20 +39,36 @@ def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Rows [start, stop) of dimension 0 of one checkpoint tensor."""
+    """Rows [start, stop) of dimension 0 of one checkpoint tensor.
+
+    `part` says what of them is taken, in words: "transposed" (the last two dimensions), then "even"
+    or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are.
+    """
 
     tensor: str
     start: int
     stop: int
+    part: str = ""
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """The part of rows as they were read."""
+        words = self.part.split()
+        if "transposed" in words:
+            value = value.transpose(-1, -2)
+        if "even" in words or "odd" in words:
+            first = int("odd" in words)
+            value = value[..., first::2, :] if value.dim() > 2 else value[..., first::2]
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """One weight buffer: slices concatenated along dimension 0, then quantised and packed.
 
-    `shape` is the logical shape [rows, columns] or [rows]; `role` is "weight", "scale" (the int8
-    row scales of the same slices) or "constant" (a small tensor computed while tracing; `data` is
-    the hex of its little-endian bytes, empty for other roles).
+    `shape` is the logical shape [rows, columns] or [rows]; matrices of experts have a dimension
+    before, and each is packed by itself. `role` is "weight", "scale" (the int8 row scales of the
+    same slices) or "constant" (a small tensor computed while tracing; `data` is the hex of its
+    little-endian bytes, empty for other roles).
     """
 
     name: str
@@ -67,10 +83,22 @@ class WeightSpec:
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of the buffer in memory, blocks and padding included."""
         if self.role == "scale":
-            return (weight_formats.num_blocks(self.shape[0]) * weight_formats.BLOCK_ROWS,)
+            blocks = math.prod(self.shape[:-1]) * weight_formats.num_blocks(self.shape[-1])
+            return (blocks * weight_formats.BLOCK_ROWS,)
         if self.format == "plain":
             return self.shape
-        return weight_formats.packed_shape(self.shape[0], self.shape[1], DTYPES[self.dtype])
+        one = weight_formats.packed_shape(self.shape[-2], self.shape[-1], DTYPES[self.dtype])
+        return (math.prod(self.shape[:-2]) * one[0], *one[1:])
+
+    def source_shape(self, source: TensorSlice) -> tuple[int, ...]:
+        """The shape that the checkpoint tensor of a slice has at least."""
+        columns, words = self.shape[1:], source.part.split()
+        if len(self.shape) == 3 and "transposed" not in words:
+            columns = self.shape[2:]
+        doubled = 1 + ("even" in words or "odd" in words)
+        if "transposed" in words:
+            return (source.stop, self.shape[2], doubled * self.shape[1])
+        return (source.stop, *columns[:-1], *(doubled * size for size in columns[-1:]))
 
     @property
     def nbytes(self) -> int:
@@ -86,12 +114,34 @@ def materialise(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
     if spec.role == "constant":
         raw = torch.tensor(list(bytes.fromhex(spec.data)), dtype=torch.uint8)
         return raw.view(DTYPES[spec.dtype]).reshape(spec.shape)
+    if len(spec.shape) == 3 or (spec.role == "scale" and len(spec.shape) == 2):
+        return _matrices(spec, read)
     if spec.role == "scale":
         return _scales(spec, read)
     if spec.format == "plain":
-        parts = [_stored(spec, read(s.tensor, s.start, s.stop)) for s in spec.sources]
+        parts = [_stored(spec, s.of(read(s.tensor, s.start, s.stop))) for s in spec.sources]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
     return _packed(spec, read)
+
+
+def _matrices(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
+    """Matrices one after another; every slice holds whole ones."""
+    out, done = torch.empty(spec.stored_shape, dtype=DTYPES[spec.dtype]), 0
+    rows = spec.shape[1]
+    each = out.view(spec.shape[0], -1, *out.shape[1:]) if spec.format != "plain" else out
+    each = out.view(spec.shape[0], -1) if spec.role == "scale" else each
+    for source in spec.sources:
+        value = source.of(read(source.tensor, source.start, source.stop))
+        for matrix in value.reshape(-1, rows, value.shape[-1]):
+            if spec.role == "scale":
+                scale = weight_formats.quantize_int8(matrix)[1]
+                each[done] = weight_formats.pad_scale(scale)
+            elif spec.format == "plain":
+                each[done] = _stored(spec, matrix)
+            else:
+                weight_formats.pack_into(each[done], _stored(spec, matrix), 0)
+            done += 1
+    return out
 
 
 def _rows(spec: WeightSpec, read: ReadRows, start: int, stop: int) -> torch.Tensor:

@@ -11,16 +11,23 @@ from torch import Tensor, fx, nn
 
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.weights import TensorSlice, WeightSpec, constant_spec, dtype_name
+from sitsc.frontend.experts import Stacked
 
 STEP_INPUTS = {"token_ids": "tokens", "position_ids": "tokens", "logit_rows": "rows"}
 _MAX_CONSTANT_BYTES = 1 << 16
 
 
-def bind(program: Any, constants: dict[str, Tensor], owners: dict[str, str]) -> fx.GraphModule:
+def bind(
+    program: Any,
+    constants: dict[str, Tensor],
+    owners: dict[str, str],
+    stacked: dict[str, Stacked],
+) -> fx.GraphModule:
     """The graph of an exported program. Raises UnsupportedModelError for what cannot be described.
 
     `constants` are the values of buffers that no checkpoint holds, `owners` the name of the tensor
-    behind each parameter; both by the names of the model.
+    behind each parameter, `stacked` what parameters of experts are made of; all by the names of the
+    model.
     """
     graph: fx.Graph = program.graph
     for spec in program.graph_signature.output_specs:
@@ -30,7 +37,7 @@ def bind(program: Any, constants: dict[str, Tensor], owners: dict[str, str]) -> 
                 hint="a dynamic rotary scaling, for one: its tables depend on the whole batch",
             )
     constants = constants | _lifted(program)
-    _describe(graph, program.graph_signature.input_specs, constants, owners)
+    _describe(graph, program.graph_signature.input_specs, constants, owners, stacked)
     drop_assertions(graph)
     output: Any = graph.output_node()
     output.args = (output.args[0][0],)
@@ -50,7 +57,11 @@ def _lifted(program: Any) -> dict[str, Tensor]:
 
 
 def _describe(
-    graph: fx.Graph, inputs: list[Any], constants: dict[str, Tensor], owners: dict[str, str]
+    graph: fx.Graph,
+    inputs: list[Any],
+    constants: dict[str, Tensor],
+    owners: dict[str, str],
+    stacked: dict[str, Stacked],
 ) -> None:
     """Say of every placeholder which step input or weight it is; tied weights become one."""
     targets: dict[str, str | None] = {spec.arg.name: spec.target for spec in inputs}
@@ -62,6 +73,9 @@ def _describe(
             node.meta["dims"] = (STEP_INPUTS[node.name],)
             continue
         name = target.removeprefix("model.")
+        if name in stacked:
+            _stack(node, name, stacked[name])
+            continue
         spec = _spec(owners.get(name, name), node.meta["val"], constants)
         if spec.name in by_name:
             node.replace_all_uses_with(by_name[spec.name])
@@ -69,6 +83,16 @@ def _describe(
             continue
         node.meta["weight"] = spec
         by_name[spec.name] = node
+
+
+def _stack(node: fx.Node, name: str, stacked: Stacked) -> None:
+    """Give a parameter of experts its canonical shape; only sitsc::experts reads it."""
+    value: Tensor = node.meta["val"]
+    kind = dtype_name(value.dtype)
+    node.meta["weight"] = WeightSpec(
+        name, "weight", stacked.sources, stacked.shape, kind, "plain", ""
+    )
+    node.meta["val"] = value.new_empty(stacked.shape)
 
 
 def drop_assertions(graph: fx.Graph) -> None:

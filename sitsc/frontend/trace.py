@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.bind import bind
+from sitsc.frontend.experts import experts, renamed, stacked_parameters
 
 _HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states"}
 _HARMLESS |= {"output_router_logits", "return_dict", "cache_position"}
@@ -81,34 +82,27 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _refuse_experts(config: dict[str, Any]) -> None:
-    """Raises UnsupportedModelError for a mixture of experts, which has no operator yet."""
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if config.get(key):
-            raise UnsupportedModelError(
-                f"mixture-of-experts layers ({key} {config[key]}) are not compiled yet",
-                where="config.json",
-                hint="dense models of the same families are",
-            )
-
-
 def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """The transformers module of `config` on the meta device. Raises UnsupportedModelError."""
     import transformers  # noqa: PLC0415  (heavy; only compiling needs it)
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415
 
     transformers.logging.set_verbosity_error()
     kind = config.get("model_type")
-    _refuse_experts(config)
     values = {key: value for key, value in config.items() if key != "model_type"}
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
     ALL_ATTENTION_FUNCTIONS.register("sitsc", _attention)
+    ALL_EXPERTS_FUNCTIONS.register("sitsc", experts)
     try:
         parsed = transformers.AutoConfig.for_model(str(kind), **values)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
-                parsed, attn_implementation="sitsc", dtype=dtype
+                parsed,
+                attn_implementation="sitsc",
+                experts_implementation="sitsc",
+                dtype=dtype,
             )
     except Exception as error:  # transformers checks values in many ways and by many classes
         raise UnsupportedModelError(
@@ -165,7 +159,7 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
             f"{str(error).strip().splitlines()[0][:200]}",
             hint="report the architecture; nothing was written",
         ) from error
-    module = bind(program, constants, _owners(model))
+    module = bind(program, constants, _owners(model), stacked_parameters(model))
     _check_complete(module.graph, model)
     return module
 
@@ -186,8 +180,9 @@ def _check_complete(graph: fx.Graph, model: Any) -> None:
         raise UnsupportedModelError("the model does not read the positions of its tokens")
 
 
-def _owners(model: nn.Module) -> dict[str, str]:
+def _owners(model: Any) -> dict[str, str]:
     """The first name of every parameter, by each of its names: tied ones have one owner."""
     first: dict[int, str] = {}
-    every = model.named_parameters(remove_duplicate=False)
-    return {name: first.setdefault(id(parameter), name) for name, parameter in every}
+    every: Any = model.named_parameters(remove_duplicate=False)
+    kind = getattr(model.config, "model_type", "")
+    return {name: renamed(first.setdefault(id(parameter), name), kind) for name, parameter in every}

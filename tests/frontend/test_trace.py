@@ -73,9 +73,3 @@ def test_values_of_a_wrong_kind_are_refused():
 
 def test_sizes_that_do_not_fit_are_refused():
     assert "cannot be built" in _refused(model_type="llama", pad_token_id=5000)
-
-
-@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
-def test_a_mixture_of_experts_is_refused_by_name(key):
-    with pytest.raises(UnsupportedModelError, match=key):
-        trace({"model_type": "qwen3_moe", key: 8}, torch.float32)
