@@ -24,6 +24,7 @@ _SWITCHES = ("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "USE_IR_L
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
+_DESCRIPTOR = re.compile(r"tensordesc<bf16\[([\d,]+)\]>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,24 @@ def _program(function: Any, source: KernelSource) -> Any:
     kind = ASTSource
     if function.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource as kind  # noqa: PLC0415
+
+        types = {name: _with_layout(kind) for name, kind in types.items()}
     signature = {name: types.get(name, "constexpr") for name in names}
     aligned = [i for i, name in enumerate(names) if name in source.aligned]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     return kind(function, signature, dict(source.constants), attributes)
+
+
+def _with_layout(kind: str) -> str:
+    """The type of a bfloat16 tensor descriptor as Gluon wants it, with the layout of its tile."""
+    if (found := _DESCRIPTOR.fullmatch(kind)) is None:
+        return kind
+    from triton.experimental.gluon import language as gl  # noqa: PLC0415
+
+    box = [int(size) for size in found[1].split(",")]
+    default: Any = gl.NVMMASharedLayout.get_default_for
+    layout = default(box, gl.bfloat16)
+    return f"tensordesc<bf16[{found[1]}],{layout!r}>"
 
 
 def _ptxas_version(sm: int) -> str:

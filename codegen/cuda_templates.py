@@ -7,11 +7,13 @@ before they wait: the first kernel of a step must be launched without it, and on
 last, may write lengths.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sitsc.codegen import cuda_attention, cuda_linear, cuda_rows
+from sitsc.codegen.cuda_attention_hopper import attention_prefill_hopper
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
@@ -25,7 +27,8 @@ Grid = tuple[int, int, int]
 class Sizes:
     """Run-time sizes of a launch; `rows` are rows of logits, `splits` those of the keys.
 
-    `programs` is how many walk the row groups of a gemv, 0 for one each.
+    `programs` is how many walk the row groups of a gemv or the tiles of a Hopper attention, 0 for
+    one each.
     """
 
     tokens: int = 1
@@ -67,6 +70,11 @@ def _prefill(c: dict[str, Any], sizes: Sizes) -> tuple[int, ...]:
     return -(-sizes.tokens // c["TOKENS"]) + sizes.sequences, c["HKV"]
 
 
+def _tiles(c: dict[str, Any], sizes: Sizes) -> tuple[int, ...]:
+    blocks = -(-sizes.tokens // c["TOKENS"]) + sizes.sequences
+    return (min(sizes.programs or sys.maxsize, blocks * c["HQ"] // c["PACK"]),)
+
+
 _ALL = (
     Template("gemv", cuda_linear.gemv, _walked),
     Template("gemv_walk", cuda_linear.gemv_walk, _tiled),
@@ -90,6 +98,7 @@ _ALL = (
     ),
     Template("kv_write", cuda_attention.kv_write, lambda c, s: (s.tokens,)),
     Template("attention_prefill", cuda_attention.attention_prefill, _prefill),
+    Template("attention_prefill_hopper", attention_prefill_hopper, _tiles),
 )
 TEMPLATES = {template.name: template for template in _ALL}
 # Templates that a builder takes instead of its own when the tile says so.

@@ -148,14 +148,15 @@ class DecodeCheck:
         sizes = Sizes(tokens=count, sequences=count, splits=self.splits)
         steps = tuple(launch(source, sizes, values) for source in self.sources(pdl))
         answer = Check("out", out, want, 1e-2, context >= 0)
-        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)))
+        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)), (counter,))
 
 
 @dataclass(frozen=True)
 class RaggedCheck:
     """kv_write, then attention_prefill over (old, new) tokens a sequence; idle tokens behind.
 
-    q is rotated in place, or goes to a buffer of its own.
+    q is rotated in place, or goes to a buffer of its own. `template` attends instead, with
+    `programs` of them (0: one a tile).
     """
 
     op: Heads
@@ -164,6 +165,8 @@ class RaggedCheck:
     padding: int = 0
     in_place: bool = True
     max_sequences: int = 256
+    template: str = "attention_prefill"
+    programs: int = 0
 
     @property
     def _q_row(self) -> int:
@@ -173,7 +176,7 @@ class RaggedCheck:
         common = {"q_row": self._q_row, "max_sequences": self.max_sequences, "pdl": pdl}
         return [
             instance("kv_write", self.op, **common),
-            instance("attention_prefill", self.op, **(common | self.tile)),
+            instance(self.template, self.op, **(common | self.tile)),
         ]
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
@@ -190,12 +193,15 @@ class RaggedCheck:
         values |= {"query_start_ptr": make.table(starts, torch.int32)}
         values |= {"context_lens_ptr": make.table(olds, torch.int32)}
         values |= {"num_sequences": len(news), "table_width": pool.table.shape[1]}
+        counter = make.zeros(1)
+        values |= {"q_map": q_out.view(tokens, -1, op.head_dim), "counter_ptr": counter}
+        values |= {"kv_map": pool.kv.view(-1, op.head_dim)}
         after, want = pool.copy(), out.clone()
         for sequence, (old, new) in enumerate(self.sequences):
             if new:
                 part = slice(starts[sequence], starts[sequence] + new)
                 want[part] = rows.answer(after, sequence, part, old)
-        sizes = Sizes(tokens=tokens, sequences=len(news))
+        sizes = Sizes(tokens=tokens, sequences=len(news), programs=self.programs)
         steps = tuple(launch(source, sizes, values) for source in self.sources(pdl))
         checks = (Check("out", out, want, 1e-2), Check("kv", pool.kv, after.kv, 2e-3))
-        return Prepared(steps, checks)
+        return Prepared(steps, checks, (counter,))

@@ -12,6 +12,7 @@ from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.triton_source import KernelSource
 from tests.attention_checks import DecodeCheck, RaggedCheck
+from tests.gpu.hopper_cases import hopper_checks
 from tests.kernel_checks import (
     AdvanceCheck,
     ArgmaxCheck,
@@ -189,7 +190,8 @@ def all_checks() -> dict[str, KernelCheck]:
 
 def all_sources(sm: int) -> list[KernelSource]:
     """Every kernel that the checks launch on this architecture; dependent launch from sm_90 on."""
-    found = [source for check in all_checks().values() for source in check.sources(sm >= 90)]
+    checks = all_checks() | (hopper_checks() if sm == 90 else {})
+    found = [source for check in checks.values() for source in check.sources(sm >= 90)]
     return list({source.key(): source for source in found}.values())
 
 

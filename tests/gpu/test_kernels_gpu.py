@@ -15,12 +15,14 @@ from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
 from sitsc.runtime import cuda_driver
 from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.launcher import BoundLaunch, KernelImage
+from tests.gpu.hopper_cases import hopper_checks
 from tests.gpu.kernel_cases import all_checks
-from tests.kernel_checks import Prepared
+from tests.kernel_checks import Prepared, Step
 
 pytestmark = pytest.mark.gpu
 FOLDER = os.environ.get("SITSC_GPU_KERNELS", "")
-CHECKS = all_checks()
+HOPPER = hopper_checks()
+CHECKS = all_checks() | HOPPER
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,17 @@ def load(source: KernelSource, device: Device) -> KernelImage:
 def bind(prepared: Prepared, device: Device) -> list[BoundLaunch]:
     """The launches; inputs are complete, since weights are read before the dependency wait."""
     torch.cuda.synchronize()
-    return [load(s.source, device).bind(s.grid, list(s.arguments)) for s in prepared.steps]
+    return [_bound(load(step.source, device), step) for step in prepared.steps]
+
+
+def _bound(image: KernelImage, step: Step) -> BoundLaunch:
+    """A launch, with maps of the tensors that the copy engine reads."""
+    values = list(step.arguments)
+    for index, (name, kind) in enumerate(image.meta.arguments):
+        if kind.startswith("tensordesc"):
+            tensor = values[index]
+            values[index] = image.tensor_map(name, tensor, tensor.shape, tensor.stride())
+    return image.bind(step.grid, values)
 
 
 def run(launches: list[BoundLaunch]) -> None:
@@ -65,6 +77,8 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_kernel(device, name):
+    if name in HOPPER and device.sm != 90:
+        pytest.skip("a kernel for sm_90")
     prepared = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)
     run(bind(prepared, device))
     first = results(prepared)
