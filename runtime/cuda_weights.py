@@ -6,6 +6,7 @@ Reading runs beside whatever else loads: `WeightLoad.start` returns at once, `wa
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -41,6 +42,7 @@ class WeightLoad:
         self.views = layout.views(self.block)
         self._reader = FileReader(source.files, source.pieces, lanes or Lanes())
         self._progress, self._lock, self._done = progress, threading.Lock(), 0
+        self.seconds = 0.0
         self._job: Future[None] | None = None
 
     def start(self) -> "WeightLoad":
@@ -69,11 +71,13 @@ class WeightLoad:
             self._job.exception()
 
     def _run(self) -> None:
+        begun = time.perf_counter()
         for place in self._source.made:
             made = materialise(place.spec, self._source.rows)
             view(self.block, place).copy_(made)
             self._advance(place.spec.nbytes)
         self._reader.run(self.block, self._advance)
+        self.seconds = time.perf_counter() - begun
 
     def _advance(self, count: int) -> None:
         with self._lock:

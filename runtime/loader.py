@@ -1,43 +1,54 @@
 """Loading an artifact: checked, placed and ready to generate; compiles nothing.
 
 In: an artifact folder. Out: a `Session` with engine, tokenizer and chat template. Checksums of all
-files are verified in the background while the rest loads, and before anything is given out.
+files are verified in the background while the rest loads, and before anything is given out. What
+only GPUs need is imported for an artifact of a GPU target.
 """
 
 import contextlib
 import ctypes
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from sitsc.core import artifact as files
 from sitsc.core.artifact import Artifact, check_files, check_target, open_artifact
-from sitsc.core.errors import ArtifactError, TokenizerError
+from sitsc.core.errors import TokenizerError
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.checkpoint_weights import read_checkpoint
 from sitsc.runtime.cpu_executor import CpuExecutor
+from sitsc.runtime.cpu_weights import random_weights as random_cpu_weights
 from sitsc.runtime.engine import Engine
+from sitsc.runtime.load_request import AnyExecutor, Loading, LoadRequest, Timeline, weights_folder
 from sitsc.runtime.memory import read_weights
+from sitsc.runtime.memory_budget import Room, needed_bytes
+from sitsc.runtime.memory_changes import check_memory
 from sitsc.runtime.tokenizer import Tokenizer
 
 TARGET = "cpu"
+GPU = "sm_"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Everything needed to serve one artifact; `timeline` holds seconds a phase of loading took."""
+    """Everything needed to serve one artifact.
+
+    `timeline` holds the seconds of each phase of loading, which sum to the whole; `beside` those of
+    what went on at the same time.
+    """
 
     artifact: Artifact
     engine: Engine
-    executor: CpuExecutor
+    executor: Any  # a LogitsExecutor or StepExecutor, with what its kind of target has besides
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     timeline: dict[str, float]
+    beside: dict[str, float] = field(default_factory=dict)
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> str:
         """Messages as the text that the model expects. Raises TokenizerError without a template."""
@@ -48,43 +59,83 @@ class Session:
         return self.template.render(messages)
 
 
-class _Timeline:
-    """Seconds of each phase, which sum to the whole."""
+class _CpuLoading:
+    """An artifact on its way to the CPU: its weights are read at once, its code not yet."""
 
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self._last = time.perf_counter()
+    def __init__(self, artifact: Artifact, request: LoadRequest) -> None:
+        self._artifact, self._request = artifact, request
+        self._folder = weights_folder(artifact, request)
+        if limit := request.memory_limit:
+            need = needed_bytes(artifact.plan)
+            room = Room(max(need, limit), max(need, limit), limit)
+            check_memory(artifact.plan, room, "this machine", artifact.root.name)
 
-    def mark(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
-        self._last = now
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, from the artifact, the checkpoint or at random."""
+        if self._request.random_weights:
+            return random_cpu_weights(self._artifact.plan)
+        if self._folder is None:
+            return read_weights(self._artifact)
+        return read_checkpoint(self._artifact, self._folder, self._request.progress)
 
 
 def load(
     root: Path | str,
     *,
     weights: Path | None = None,
+    random_weights: bool = False,
     verify: bool = True,
+    memory_limit: int | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Session:
-    """Load an artifact. Raises ArtifactError, PlanError or TargetError before anything runs."""
-    timeline = _Timeline()
+    """Load an artifact; `memory_limit` is the most bytes of device memory that may be used.
+
+    Raises ArtifactError, PlanError, TargetError, DeviceError or MemoryPlanError before anything
+    runs, and on a GPU before weights are read.
+    """
+    timeline = Timeline()
     artifact = open_artifact(root)
-    check_target(artifact, TARGET)
     timeline.mark("open")
-    with _checked(artifact, verify):
-        tokenizer = _tokenizer(artifact)
-        template = _template(artifact)
-        give_back_memory()
-        timeline.mark("tokenizer")
-        placed = _weights(artifact, weights, progress)
-        timeline.mark("weights")
-    timeline.mark("verify")
-    executor = CpuExecutor(artifact, placed)
+    request = LoadRequest(weights, random_weights, verify, memory_limit, progress)
+    load_on = _load_gpu if artifact.plan.target.isa.startswith(GPU) else _load_cpu
+    executor, tokenizer, template = load_on(artifact, request, timeline)
     engine = make_engine(artifact, executor, tokenizer)
     timeline.mark("executor")
-    return Session(artifact, engine, executor, tokenizer, template, timeline.phases)
+    return Session(
+        artifact, engine, executor, tokenizer, template, timeline.phases, timeline.beside
+    )
+
+
+_Loaded = tuple[AnyExecutor, Tokenizer | None, ChatTemplate | None]
+
+
+def _load_cpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
+    check_target(artifact, TARGET)
+    loading = _CpuLoading(artifact, request)
+    with _checked(artifact, request.verify):
+        tokenizer, template = _text_files(artifact)
+        give_back_memory()
+        timeline.mark("tokenizer")
+        placed = loading.weights()
+        timeline.mark("weights")
+    timeline.mark("verify")
+    return CpuExecutor(artifact, placed), tokenizer, template
+
+
+def _load_gpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
+    from sitsc.runtime.cuda_loading import CudaLoading  # noqa: PLC0415  (only where a GPU is)
+
+    loading: Loading = CudaLoading(artifact, request, timeline)
+    try:
+        with _checked(artifact, request.verify):
+            tokenizer, template = _text_files(artifact)
+            timeline.mark("tokenizer")
+            executor = loading.finish(timeline)
+    except BaseException:
+        loading.stop()
+        raise
+    timeline.mark("verify")
+    return executor, tokenizer, template
 
 
 def give_back_memory() -> None:
@@ -105,7 +156,7 @@ def _checked(artifact: Artifact, verify: bool) -> Iterator[None]:
                 checking.result()
 
 
-def make_engine(artifact: Artifact, executor: CpuExecutor, tokenizer: Tokenizer | None) -> Engine:
+def make_engine(artifact: Artifact, executor: AnyExecutor, tokenizer: Tokenizer | None) -> Engine:
     """The engine with the limits of the plan."""
     plan = artifact.plan
     limits = SchedulerLimits(
@@ -126,19 +177,8 @@ def make_engine(artifact: Artifact, executor: CpuExecutor, tokenizer: Tokenizer 
     )
 
 
-def _weights(
-    artifact: Artifact, folder: Path | None, progress: Callable[[float], None]
-) -> dict[str, Tensor]:
-    if artifact.manifest.packed:
-        if folder is not None:
-            raise ArtifactError("this artifact holds its weights", hint="leave out --weights")
-        return read_weights(artifact)
-    place = folder or Path(artifact.manifest.checkpoint_hint)
-    if not str(place) or not place.is_dir():
-        raise ArtifactError(
-            "this artifact holds no weights", hint="name the checkpoint folder with --weights DIR"
-        )
-    return read_checkpoint(artifact, place, progress)
+def _text_files(artifact: Artifact) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    return _tokenizer(artifact), _template(artifact)
 
 
 def _tokenizer(artifact: Artifact) -> Tokenizer | None:

@@ -13,11 +13,15 @@ CUDA_RUNTIME_BYTES = 768 << 20
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of a device: all, free with our own context counted as free, the user's limit or 0."""
+    """Bytes of a device: all, free (with what our context holds), the user's limit or 0.
+
+    `own_bytes` is what our context holds.
+    """
 
     total_bytes: int
     free_bytes: int
     limit_bytes: int = 0
+    own_bytes: int = 0
 
     @property
     def usable_bytes(self) -> int:

@@ -14,6 +14,7 @@ from sitsc.commands.output import phases
 from sitsc.core import env
 from sitsc.core.errors import OptionError
 from sitsc.core.sampling import SamplingOptions
+from sitsc.runtime.cuda_warm import warm_up
 
 if TYPE_CHECKING:
     from sitsc.runtime.loader import Session
@@ -48,13 +49,21 @@ def process_age_s() -> float:
         return 0.0
 
 
-def load_session(artifact: Path, weights: Path | None = None, verify: bool = True) -> Loaded:
+def load_session(
+    artifact: Path,
+    weights: Path | None = None,
+    verify: bool = True,
+    *,
+    random_weights: bool = False,
+    memory_limit: int | None = None,
+) -> Loaded:
     """Load an artifact, timed. Raises SitscError before anything is generated."""
     if weights is not None and not weights.is_dir():
         raise OptionError(f"--weights {weights} is not a folder", hint="name the checkpoint")
     env.num_threads()  # a bad value is told before anything is loaded
     startup = {"python": process_age_s()}
     start = time.perf_counter()
+    warm_up(artifact)
     from sitsc.runtime.loader import load  # noqa: PLC0415  (imports torch)
 
     startup["import"] = time.perf_counter() - start
@@ -62,7 +71,9 @@ def load_session(artifact: Path, weights: Path | None = None, verify: bool = Tru
         session = load(
             artifact,
             weights=weights,
+            random_weights=random_weights,
             verify=verify,
+            memory_limit=memory_limit,
             progress=lambda share: shown.report("weights", share),
         )
     startup |= session.timeline
@@ -102,8 +113,10 @@ def generate(
 def timings(loaded: Loaded, made: Generation) -> dict[str, Any]:
     """The times of a run as plain values, in seconds unless named otherwise."""
     rate = made.tokens_per_s
+    beside = loaded.session.beside
     return {
         "startup": {phase: round(seconds, 4) for phase, seconds in loaded.startup.items()},
+        "beside": {what: round(seconds, 4) for what, seconds in beside.items()},
         "startup_s": round(sum(loaded.startup.values()), 4),
         "ttft_ms": round(made.ttft_ms, 3),
         "tokens_per_s": None if rate is None else round(rate, 2),

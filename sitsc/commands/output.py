@@ -5,6 +5,7 @@ Results go to stdout; progress and remarks go to stderr, and only when it is a t
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sitsc.core.errors import OptionError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="The most device memory to use: bytes, or with MiB, GiB, MB, GB.")
+]
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def print_json(value: Any) -> None:
@@ -46,6 +54,17 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def size_bytes(text: str | None) -> int | None:
+    """The bytes that "80GiB", "0.5 GB" or "1048576" means. Raises OptionError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or float(found[1]) == 0:
+        raise OptionError(f"{text!r} is no size", hint="give bytes, or a number with MiB or GiB")
+    return max(1, int(float(found[1]) * unit)) if "." in found[1] else int(found[1]) * unit
 
 
 def count_text(count: float) -> str:

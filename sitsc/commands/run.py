@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sitsc.commands.generation import generate, load_session, speed_line, timings
-from sitsc.commands.output import Json, print_json, remark
+from sitsc.commands.output import Json, MemoryLimit, print_json, remark, size_bytes
 from sitsc.core.errors import RequestError
 from sitsc.core.sampling import SamplingOptions
 
@@ -31,6 +31,10 @@ def run(
     weights: Annotated[
         Path | None, typer.Option(help="The checkpoint, for an artifact without weights.")
     ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Random weights, for measuring only.")
+    ] = False,
+    memory_limit: MemoryLimit = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Check every file's checksum first.")
     ] = True,
@@ -48,7 +52,13 @@ def run(
         stop=tuple(stop or ()),
     )
     prompt = read_prompt(text)
-    loaded = load_session(artifact, weights, verify)
+    loaded = load_session(
+        artifact,
+        weights,
+        verify,
+        random_weights=random_weights,
+        memory_limit=size_bytes(memory_limit),
+    )
     made = generate(loaded.session, prompt, options, chat, _silent if as_json else show)
     if as_json:
         value = {"text": made.text, "token_ids": made.token_ids}

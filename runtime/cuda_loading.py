@@ -1,0 +1,111 @@
+"""Loading an artifact on a GPU: checked first, then weights beside kernels and graphs.
+
+In: an opened artifact of a GPU target. Out: an executor with its graphs captured. Capturing needs
+the addresses of weights and not their content, so that both go on at the same time.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sitsc.core.artifact import Artifact
+from sitsc.core.errors import DeviceError
+from sitsc.runtime import cuda_preflight
+from sitsc.runtime.cuda_driver import Device
+from sitsc.runtime.cuda_executor import CudaExecutor
+from sitsc.runtime.cuda_weights import WeightLoad, random_weights, weight_load
+from sitsc.runtime.load_request import LoadRequest, Timeline, weights_folder
+from sitsc.runtime.memory_budget import Room
+
+
+class CudaLoading:
+    """An artifact on its way to a GPU."""
+
+    def __init__(self, artifact: Artifact, request: LoadRequest, timeline: Timeline) -> None:
+        """Check everything, then begin with the weights. Raises SitscError before any is read."""
+        self._artifact = artifact
+        folder = weights_folder(artifact, request)
+        needs = cuda_preflight.check_kernels(artifact)
+        timeline.mark("check")
+        try:
+            device = cuda_preflight.open_gpu()
+        except DeviceError as error:
+            raise cuda_preflight.no_gpu(error, artifact) from None
+        room = cuda_preflight.gpu_room(device, request.memory_limit)
+        cuda_preflight.preflight(artifact, device, needs, room)
+        _start_torch(device, room)
+        timeline.mark("device")
+        self._load: WeightLoad | None = None
+        with _memory_errors(device):
+            if request.random_weights:
+                self._weights = random_weights(artifact.plan)
+            else:
+                self._load = weight_load(artifact, folder, progress=request.progress).start()
+                self._weights = self._load.views
+        self._device = device
+        timeline.mark("allocate")
+
+    def finish(self, timeline: Timeline) -> CudaExecutor:
+        """The executor, its graphs captured and its weights in place. Raises SitscError."""
+        with _memory_errors(self._device):
+            executor = CudaExecutor(self._artifact, self._weights)
+            timeline.mark("kernels")
+            executor.capture()
+            timeline.mark("graphs")
+            self._wait(timeline)
+        timeline.mark("weights")
+        return executor
+
+    def stop(self) -> None:
+        """Read no more; returns when nothing is written to the device any more."""
+        if self._load is not None:
+            self._load.stop()
+
+    def _wait(self, timeline: Timeline) -> dict[str, Tensor]:
+        if self._load is not None:
+            self._load.wait()
+            timeline.beside["weights"] = self._load.seconds
+            _free_pinned()
+        torch.cuda.synchronize()
+        return self._weights
+
+
+def _start_torch(device: Device, room: Room) -> None:
+    """Let torch use the device and no more memory than allowed. Raises DeviceError."""
+    if not torch.backends.cuda.is_built():
+        raise DeviceError(
+            "this build of torch has no CUDA", hint="install a build of torch for CUDA"
+        )
+    try:
+        torch.cuda.set_device(device.ordinal)
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        first = (str(error).splitlines() or ["no reason given"])[0]
+        raise DeviceError(
+            f"torch cannot use {device.name}: {first}",
+            hint="install a build of torch for this driver",
+        ) from None
+    if room.limit_bytes:
+        share = (room.limit_bytes - room.own_bytes) / room.total_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)))
+
+
+@contextlib.contextmanager
+def _memory_errors(device: Device) -> Iterator[None]:
+    """The device was full although enough was free at first."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"the memory of {device.name} ran out while loading",
+            hint="another process took it; end that one, or wait for it",
+        ) from error
+
+
+def _free_pinned() -> None:
+    """Give back the pinned buffers of loading, where torch has a call for it."""
+    free = getattr(torch._C, "_host_emptyCache", None)
+    if free is not None:
+        free()
