@@ -148,7 +148,7 @@ class DecodeCheck:
         sizes = Sizes(tokens=count, sequences=count, splits=self.splits)
         steps = tuple(launch(source, sizes, values) for source in self.sources(pdl))
         answer = Check("out", out, want, 1e-2, context >= 0)
-        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)), (counter,))
+        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)))
 
 
 @dataclass(frozen=True)
