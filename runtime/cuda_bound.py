@@ -4,6 +4,7 @@ In: a regime, loaded kernels, planned memory. Out: steps to call with a stream. 
 are fixed once; new sizes rewrite only what depends on them.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from sitsc.core.plan import Argument, Launch, LaunchGroup
 from sitsc.runtime.cuda_driver import LaunchConfig
 from sitsc.runtime.cuda_memory import CudaMemory
+from sitsc.runtime.kernel_parameters import TensorMap
 from sitsc.runtime.launcher import KernelImage, whole_grid
 
 Step = Callable[[int], None]
@@ -72,7 +74,11 @@ class BoundGroups:
     def _kernel(
         self, launch: Launch, image: KernelImage, config: LaunchConfig, layer: int | None
     ) -> Step:
-        values = {a.name: self._value(a, layer) for a in launch.arguments}
+        maps = image.map_arguments
+        values = {
+            a.name: self._map(image, a, layer) if a.name in maps else self._value(a, layer)
+            for a in launch.arguments
+        }
         grid = _sized(launch.grid, self._sizes)
         bound = image.bind(grid, values, config=config)
         for argument in launch.arguments:
@@ -88,6 +94,14 @@ class BoundGroups:
             assert argument.value is not None
             return int(argument.value) if argument.dtype.startswith("i") else argument.value
         return self._memory.address(argument, layer)
+
+    def _map(self, image: KernelImage, argument: Argument, layer: int | None) -> TensorMap:
+        """A dense tensor for the copy engine; its sizes are those of the bucket, never a step's."""
+        shape = [int(size) for size in argument.shape]
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return image.tensor_map(
+            argument.name, self._memory.address(argument, layer), shape, strides
+        )
 
 
 class _Product:

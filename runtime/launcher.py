@@ -100,6 +100,11 @@ class KernelImage:
         threads = 32 * self.meta.num_warps
         return cuda_driver.blocks_per_sm(self.kernel, threads, self.meta.shared_bytes)
 
+    @property
+    def map_arguments(self) -> list[str]:
+        """The arguments that are tensor descriptors, in order."""
+        return [name for name, kind in self.meta.arguments if kind.startswith("tensordesc")]
+
     def tensor_map(
         self, argument: str, base: int | HasPointer, shape: Sequence[int], strides: Sequence[int]
     ) -> TensorMap:
@@ -108,7 +113,7 @@ class KernelImage:
         Raises ArtifactError for an argument that is none, and for addresses and strides that the
         copy engine cannot use. Whoever binds the result keeps `base` alive.
         """
-        names = [name for name, kind in self.meta.arguments if kind.startswith("tensordesc")]
+        names = self.map_arguments
         if argument not in names or len(names) != len(self.meta.tensor_maps):
             raise ArtifactError(f"{argument} of {self.meta.function} is no tensor descriptor")
         layout = self.meta.tensor_maps[names.index(argument)]

@@ -102,8 +102,9 @@ class Argument:
     """One argument of a launch.
 
     `source` says what `buffer` names: "arena", "weight", "kv", "size" (of the step) or "scalar"
-    (`value`). `shape` holds sizes, or their names ("tokens", "sequences+1"). `offset` and
-    `layer_stride` are bytes from the start of the buffer, the second once a layer of the group.
+    (`value`). `shape` holds sizes, or their names ("tokens", "sequences+1"); for a tensor map those
+    of the dense tensor that it is of. `offset` and `layer_stride` are bytes from the start of the
+    buffer, the second once a layer of the group.
     """
 
     name: str
