@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _DEFAULT_CONTEXT = 8192
+BUCKET = "a decode bucket"
 Generate = Callable[[Path, Callable[[float], None]], None]
 
 
@@ -127,6 +128,7 @@ def run(
         kv_dtype=dtypes.kv,
         accumulate="float32",
         batch_invariant=True,
+        invariant_within="any step" if load_target(options.target).cuda is None else BUCKET,
         changing_passes=tuple(p.name for p in passes if not p.preserves_numerics),
     )
 

@@ -57,7 +57,9 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     classes = [
         f"{c.name} × {len(c.layers)} (layers {ranges(c.layers)})" for c in model.layer_classes
     ]
-    invariant = "batch-invariant" if numerics.batch_invariant else "not batch-invariant"
+    invariant = "not batch-invariant"
+    if numerics.batch_invariant:
+        invariant = f"batch-invariant within {numerics.invariant_within}"
     steps = f"at most {schedule.max_batch} sequences and {schedule.max_step_tokens} tokens a step"
     threads = f"{plan.target.threads} threads" if plan.target.threads else "threads as the machine"
     split = f"TP {parallel.tp} × PP {parallel.pp} × EP {parallel.ep} × DP {parallel.dp}"

@@ -255,13 +255,19 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """In what precision, and which passes change results."""
+    """In what precision, and which passes change results.
+
+    With `batch_invariant` a sequence gets the same bits whatever is computed beside it, as long as
+    the steps differ only `invariant_within`: "any step", or "a decode bucket" (steps that replay
+    one graph; prefill and other buckets may round otherwise).
+    """
 
     dtype: str
     weights: str
     kv_dtype: str
     accumulate: str
     batch_invariant: bool
+    invariant_within: str
     changing_passes: tuple[str, ...]
 
 
