@@ -7,6 +7,7 @@ source. The libraries are the same for every model, so they have a cache entry o
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +17,7 @@ from sitsc.codegen.cpu_package import compile_package, weight_key
 from sitsc.core import build_cache
 from sitsc.core.canonical import digest
 
-__all__ = ["SPEC", "generate", "weight_key", "workspace_bytes"]
+__all__ = ["SPEC", "generate", "moe_bytes", "weight_key", "workspace_bytes"]
 
 SPEC = cpu_kernels.KernelSpec()
 
@@ -24,6 +25,19 @@ SPEC = cpu_kernels.KernelSpec()
 def workspace_bytes(**sizes: int) -> int:
     """Scratch bytes that the kernels need at these sizes; see cpu_kernels.workspace_bytes."""
     return cpu_kernels.workspace_bytes(SPEC, **sizes)
+
+
+def moe_bytes(node: fx.Node, tokens: int) -> int:
+    """Scratch bytes of one sitsc::moe call with this many tokens."""
+    names = [a.name for a in cpu_shims.overload("moe")._schema.arguments]
+    a: dict[str, Any] = dict(zip(names, node.args, strict=True))
+    return cpu_kernels.moe_workspace_bytes(
+        tokens=tokens,
+        top_k=a["top_k"],
+        experts=int(a["logits"].meta["val"].shape[-1]),
+        hidden=int(a["x"].meta["val"].shape[-1]),
+        intermediate=a["intermediate"],
+    )
 
 
 def generate(graph: fx.Graph, folder: Path, progress: Callable[[float], None]) -> None:

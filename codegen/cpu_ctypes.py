@@ -30,6 +30,13 @@ ATTENTION = (
     "i:head_dim i:v_head_dim f:scale f:softcap i:window p:sinks p:out l:out_stride"
 )
 
+MOE = (
+    "p:x l:x_stride i:x_dtype l:tokens l:hidden l:inter l:experts p:logits l:logits_stride "
+    "i:logits_dtype p:correction i:top_k i:scoring i:groups i:group_top i:normalise f:scaling "
+    "p:gate_up p:gate_up_scale p:gate_up_bias p:down p:down_scale p:down_bias i:weight_dtype "
+    "i:activation f:alpha f:limit p:residual l:residual_stride p:out l:out_stride"
+)
+
 
 def _struct(name: str, fields: str) -> type[ctypes.Structure]:
     pairs = [field.split(":") for field in fields.split()]
@@ -56,6 +63,7 @@ class CpuKernels:
         self.embedding = self._kernel("embedding", EMBEDDING)
         self.rms_norm = self._kernel("rms_norm", RMS_NORM)
         self.attention = self._kernel("attention", ATTENTION)
+        self.moe = self._kernel("moe", MOE)
 
     def _kernel(self, name: str, fields: str) -> Callable[..., int]:
         self._structs[name] = _struct(name, fields)

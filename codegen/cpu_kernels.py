@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sitsc.core.errors import CompileError
 
-HEADERS = ("abi", "common", "rows", "dots", "linear", "attend", "softmax", "attention")
+HEADERS = ("abi", "common", "rows", "dots", "linear", "moe", "attend", "softmax", "attention")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 FLAGS += (
     "-ffp-contract=off",
@@ -72,6 +72,8 @@ class KernelSpec:
     serial_bytes: int = 65536  # weight bytes * tokens below which one thread does it all
     serial_elements: int = 16384  # the same for row kernels, elements
     serial_attention: int = 65536  # the same for attention, multiplications
+    max_experts: int = 1024  # of one layer
+    expert_rows: int = 4  # what reading the weights of an expert costs, in rows of arithmetic
 
 
 def render(spec: KernelSpec) -> dict[str, str]:
@@ -118,6 +120,16 @@ def workspace_bytes(
     part_bytes = (_round_up(head_dim, 16) + 16) * 4
     attention = min(tokens, spec.split_tokens) * q_heads * chunks * part_bytes
     return _round_up(max(linear, attention), 64) + 128
+
+
+def moe_workspace_bytes(
+    *, tokens: int, top_k: int, experts: int, hidden: int, intermediate: int
+) -> int:
+    """Scratch bytes of one mixture-of-experts call of any dtype, at most."""
+    rows = tokens * top_k
+    wide = _round_up(hidden, 64) + 2 * _round_up(intermediate, 64) + _round_up(hidden, 16)
+    scales = (hidden + intermediate) // 64 + 2
+    return rows * 4 * (4 + wide + scales) + (experts + 1) * 4 + 12 * 64
 
 
 def _round_up(value: int, unit: int) -> int:

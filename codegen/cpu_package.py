@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from sitsc.codegen import cpu_shims
 from sitsc.core.errors import CompileError
 from sitsc.core.ops.linear import fused_linear_reference
+from sitsc.core.ops.moe import experts_dense
 from sitsc.core.ops.norm import glu_reference
 from sitsc.core.ops.rope import rope_reference
 from sitsc.core.weights import DTYPES, WeightSpec, materialise
@@ -37,6 +38,7 @@ def inlined() -> dict[Any, Callable[..., Tensor]]:
     """Operators of ours without a kernel, and the torch code that Inductor compiles instead."""
     return {
         cpu_shims.overload("glu"): glu_reference,
+        cpu_shims.overload("experts"): experts_dense,
         cpu_shims.overload("rope"): rope_reference,
     }
 
@@ -49,7 +51,7 @@ def weight_key(name: str) -> str:
 def _has_kernel(node: fx.Node) -> bool:
     if node.target is cpu_shims.overload("fused_linear"):
         return node.args[-1] != "plain"
-    if node.target is cpu_shims.overload("packed_embedding"):
+    if node.target in (cpu_shims.overload("packed_embedding"), cpu_shims.overload("moe")):
         return node.args[-1] != "plain"
     return node.target in cpu_shims.declarations()
 

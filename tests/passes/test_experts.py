@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from moe_families import DEEPSEEK, MOE, reference
 
 from sitsc.core.interpret import (
     RandomTensors,
@@ -22,6 +21,7 @@ from sitsc.passes.canonicalise import Canonicalise
 from sitsc.passes.fxutil import arguments, calls
 from sitsc.passes.match_router import MatchRouter
 from sitsc.passes.runner import run_passes, tidy
+from tests.moe_families import DEEPSEEK, MOE, reference
 
 TOKENS = 40
 IDS = [(7 * i * i + 3 * i + 1) % 250 for i in range(TOKENS)]
