@@ -198,8 +198,10 @@ def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> i
     """Scratch of the kernels at the largest step."""
     linears = [arguments(n) for n in graph.nodes if is_op(n, "fused_linear")]
     attentions = [arguments(n) for n in graph.nodes if is_op(n, "paged_attention")]
-    return cpu.workspace_bytes(
-        tokens=min(options.prefill_chunk_tokens, facts.tokens.max_context) + options.max_batch,
+    tokens = min(options.prefill_chunk_tokens, facts.tokens.max_context) + options.max_batch
+    experts = max((cpu.moe_bytes(n, tokens) for n in graph.nodes if is_op(n, "moe")), default=0)
+    common = cpu.workspace_bytes(
+        tokens=tokens,
         max_k=max((int(tensor(a["x"]).shape[-1]) for a in linears), default=64),
         max_n=max((int(a["out_features"]) for a in linears), default=64),
         seqs=options.max_batch,
@@ -207,3 +209,4 @@ def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> i
         head_dim=max((int(tensor(a["q"]).shape[2]) for a in attentions), default=64),
         max_context=facts.tokens.max_context,
     )
+    return max(common, experts)
