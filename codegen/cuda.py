@@ -57,6 +57,7 @@ class CudaProvider:
             scale=shape["scale"],
             rope=shape["rope_style"],
             rotary_dim=shape["rotary_dim"],
+            angle_dtype=shape.get("angle_dtype", "bf16"),
             window=shape["window"],
             softcap=shape["softcap"],
             sinks=shape["sinks"],
@@ -94,7 +95,7 @@ class CudaProvider:
         if template == "rms_norm":
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count,), {})
-        if template in ("gather", "glu"):
+        if template in ("gather", "glu", "pointwise", "row_norm"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count, grid(source, Sizes())[1]), {})
         if template == "rope_table":

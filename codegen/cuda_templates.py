@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sitsc.codegen import cuda_attention, cuda_linear, cuda_rows
+from sitsc.codegen import cuda_attention, cuda_linear, cuda_pointwise, cuda_rows
 from sitsc.codegen.cuda_attention_hopper import attention_prefill_hopper
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.triton_source import KernelSource
@@ -83,6 +83,8 @@ _ALL = (
     Template("gather", cuda_rows.gather, _row_blocks),
     Template("rope_table", cuda_rows.rope_table, lambda c, s: (-(-s.tokens // c["BLOCK_T"]),)),
     Template("glu", cuda_rows.glu, _row_blocks),
+    Template("pointwise", cuda_pointwise.pointwise, lambda c, s: (s.tokens, c["PARTS"])),
+    Template("row_norm", cuda_pointwise.row_norm, lambda c, s: (s.tokens, c["PARTS"])),
     Template("argmax", cuda_rows.argmax, lambda c, s: (s.rows, c["PARTS"])),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),
     Template("place", cuda_rows.place, lambda c, s: (1,)),

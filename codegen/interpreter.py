@@ -7,7 +7,7 @@ right. For tests at tiny shapes: programs run one after another, dependent launc
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -29,6 +29,10 @@ class Interpreter:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function in that process; kernels it imports there are interpreted."""
+        return self._pool.submit(function, *arguments).result()
 
     def launch(self, source: KernelSource, grid: Sequence[int], *arguments: Any) -> None:
         """Run all programs of the grid; tensors among the arguments are changed as on a GPU.

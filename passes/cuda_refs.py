@@ -1,89 +1,108 @@
-"""Places of values while launches are made: which buffer, from which byte, with which row stride.
+"""Places of values while launches are made: which buffer, from which element, with which strides.
 
-Views of a value (reshape, select, split) are places in the same buffer; nothing is copied for them.
+Views of a value are places in the same buffer: the view is taken of a tensor without storage that
+has the strides of the place. Nothing is copied for them.
 """
 
-import math
 import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sitsc.core.errors import GraphError
-from sitsc.core.weights import dtype_name
+import torch
+from torch import fx
+
+from sitsc.core.weights import DTYPES
 from sitsc.passes.cost import Sizes
 from sitsc.passes.fxutil import is_op, tensor
 
 Node = Any
+VIEWS = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "select", "slice", "transpose")
+VIEWS += ("permute", "t", "expand", "split_with_sizes", "split", "chunk", "alias", "detach")
+_BY_SHAPE = ("reshape", "view", "_unsafe_view", "expand")
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value in a buffer: `offset` in elements, `stride` elements from row to row."""
+    """A value in a buffer: `offset` and `strides` in elements, sizes of the largest step.
+
+    Step inputs, pools and scratch are named whole and have no sizes.
+    """
 
     source: str
     buffer: str
     dtype: str
-    offset: int
-    stride: int
+    offset: int = 0
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
     layer_stride: int = 0
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements stand one after another in the order of the sizes."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
 
-VIEWS = ("reshape", "select", "split_with_sizes", "unsqueeze")
+    def same_elements(self, other: "Ref") -> bool:
+        """Whether both are the same elements of one buffer."""
+        same = (self.source, self.buffer, self.dtype) == (other.source, other.buffer, other.dtype)
+        return same and self.offset == other.offset and _steps(self) == _steps(other)
+
+
+def _steps(ref: Ref) -> list[tuple[int, int]]:
+    return [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
+
+
+def packed(shape: tuple[int, ...], first: int | None) -> tuple[int, ...]:
+    """Strides without gaps, where dimension `first` (the tokens) is the outermost in memory."""
+    order = [] if first is None else [first]
+    order += [index for index in range(len(shape)) if index != first]
+    strides, step = [0] * len(shape), 1
+    for index in reversed(order):
+        strides[index] = step
+        step *= shape[index]
+    return tuple(strides)
 
 
 def is_view(node: Node) -> bool:
     """Whether a call only names a part of its first argument."""
-    return is_op(node, *VIEWS) or node.target is operator.getitem
+    return is_op(node, *VIEWS) or getattr(node, "target", None) is operator.getitem
 
 
 def view(node: Node, source: Any, sizes: Sizes) -> Any:
-    """The place of a view; a split gives a list of places. Raises GraphError for other strides."""
+    """The place of a view, a list of places for a split; None when it would need a copy."""
     if node.target is operator.getitem:
         return source[node.args[1]]
-    if is_op(node, "split_with_sizes"):
-        return _split(node, source)
-    shape = tensor(node.args[0]).shape
-    if is_op(node, "unsqueeze"):
-        return source
-    if is_op(node, "select"):
-        index, dim = node.args[2], node.args[1]
-        if dim != 0:
-            raise GraphError(f"a view of dimension {dim} has no kernel", hint="report the model")
-        step = math.prod(sizes.of(size) for size in shape[1:])
-        return replace(source, offset=source.offset + index * step)
-    return _reshaped(node, source, sizes)
+    base = torch.empty_strided(
+        source.shape, source.strides, dtype=DTYPES[source.dtype], device="meta"
+    )
+    if is_op(node, *_BY_SHAPE):
+        shape = [sizes.of(size) for size in tensor(node).shape]
+        made = base.expand(shape) if is_op(node, "expand") else base.reshape(shape)
+    else:
+        args = [_number(arg, sizes) for arg in node.args[1:]]
+        made = node.target(base, *args, **node.kwargs)
+    if not isinstance(made, torch.Tensor):
+        return [_part(source, one) for one in made]
+    shared = made.untyped_storage()._cdata == base.untyped_storage()._cdata
+    return _part(source, made) if shared else None
 
 
-def _split(node: Node, source: Ref) -> list[Ref]:
-    parts, at = [], 0
-    for size in node.args[1]:
-        parts.append(replace(source, offset=source.offset + at))
-        at += size
-    return parts
+def _part(source: Ref, made: torch.Tensor) -> Ref:
+    return replace(
+        source,
+        offset=source.offset + int(made.storage_offset()),
+        shape=tuple(made.shape),
+        strides=tuple(made.stride()),
+    )
 
 
-def _reshaped(node: Node, source: Ref, sizes: Sizes) -> Ref:
-    """Rows stay rows, or the value is contiguous and the rows are of another width."""
-    old = [sizes.of(size) for size in tensor(node.args[0]).shape]
-    new = [sizes.of(size) for size in tensor(node).shape]
-    width = old[-1]
-    if source.stride == width and len(old) <= 3:
-        rows = math.prod(old[:-1])
-        if rows and math.prod(new) % rows == 0:
-            return replace(source, stride=math.prod(new) // rows if _keeps(new, rows) else new[-1])
-    return source
-
-
-def _keeps(shape: list[int], rows: int) -> bool:
-    """Whether the leading dimensions of a shape make exactly the rows."""
-    count = 1
-    for size in shape:
-        if count == rows:
-            return True
-        count *= size
-    return count == rows
-
-
-def stored(node: Node, name: str, width: int) -> Ref:
-    """A value in a buffer of its own, rows one after another."""
-    return Ref("arena", name, dtype_name(tensor(node).dtype), 0, width)
+def _number(arg: Any, sizes: Sizes) -> Any:
+    if isinstance(arg, fx.Node):
+        arg = arg.meta["val"]
+    if isinstance(arg, (list, tuple)):
+        return [_number(item, sizes) for item in arg]
+    return sizes.of(arg) if isinstance(arg, torch.SymInt) else arg

@@ -22,6 +22,26 @@ class KernelInfo:
     num_counters: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """An elementwise kernel as data, one row of the step a program.
+
+    `sizes` are those of the row's dimensions, with indices i0, i1 …; `inputs` the dtypes of the
+    pointers. A line is (result, operation, operands …, dtype): "load" has the number of an input,
+    an index and a mask (texts of t, the row, and of indices); "select" a condition and two values;
+    others name a function of the code generator. `reduce` takes the "mean" or "sum" over the last
+    dimension; the result goes to `out_index` as `out_dtype`.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    result: str
+    out_dtype: str
+    out_index: str
+    reduce: str = ""
+
+
 class KernelProvider(Protocol):
     """Makes kernel instances for one target."""
 

@@ -1,0 +1,121 @@
+"""Linear layers in a CUDA schedule: one kernel of ours, or a library product and what follows."""
+
+from typing import Any
+
+from sitsc.core.errors import UnsupportedModelError
+from sitsc.passes.cuda_elementwise import Elementwise
+from sitsc.passes.cuda_refs import Ref
+from sitsc.passes.fxutil import arguments, module_path, tensor
+
+Node = Any
+SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+class LinearOps(Elementwise):
+    """Launches of sitsc::fused_linear."""
+
+    def fused_linear(self, node: Node) -> None:
+        """By the kernel that the provider gives, or by the library."""
+        a = arguments(node)
+        columns = self.sizes.of(tensor(a["x"]).shape[-1])
+        tokens = self.sizes.elements(a["x"]) // columns
+        shape = self._linear_shape(node, a, columns)
+        info = self.provider.linear(shape, tokens)
+        x = self.rows(a["x"])
+        if info is None:
+            self._by_library(node, a, shape, x)
+            return
+        if info.tile.get("separate_norm"):
+            x = self._normed(node, a, x)
+        residual = None if a["residual"] is None else self.rows(a["residual"])
+        out = self._output(node, a, [x])
+        bound = {
+            "x_ptr": x,
+            "norm_ptr": self._maybe(a["norm_weight"]),
+            "w_ptr": self.place(a["weight"]),
+            "bias_ptr": self._maybe(a["bias"]),
+            "residual_ptr": residual,
+            "y_ptr": out,
+            "num_tokens": self.count(node),
+        }
+        self.kernel(info, bound, node)
+
+    def _linear_shape(self, node: Node, a: dict[str, Any], columns: int) -> dict[str, Any]:
+        kind = SHORT[str(tensor(a["x"]).dtype).removeprefix("torch.")]
+        norm = a["prologue"] == "rms_norm"
+        if a["weight"].meta["weight"].dtype != "bfloat16" or (kind == "fp32" and not norm):
+            raise UnsupportedModelError(
+                "a linear layer of other types than bfloat16 has no CUDA kernel",
+                where=module_path(node),
+                hint="compile for --target cpu",
+            )
+        shape = {
+            "rows": a["out_features"],
+            "columns": columns,
+            "norm": norm,
+            "eps": a["eps"],
+            "offset": a["offset"],
+            "epilogue": {"none": "store"}.get(a["epilogue"], a["epilogue"]),
+            "activation": a["activation"] if a["epilogue"] == "glu" else "silu",
+            "bias": a["bias"] is not None,
+            "out_dtype": SHORT[a["out_dtype"]],
+        }
+        return shape | ({"x_dtype": kind} if kind == "fp32" else {})
+
+    def _output(self, node: Node, a: dict[str, Any], reads: list[Ref]) -> Ref:
+        """In place over the residual where that is free, or where the next layer expects it."""
+        return self.destination(node, reads, [] if a["residual"] is None else [a["residual"]])
+
+    def _normed(self, node: Node, a: dict[str, Any], x: Ref) -> Ref:
+        """The norm before a linear layer as a kernel of its own, and where it leaves x."""
+        normed = self.temporary("normed", x.shape, "bfloat16")
+        shape = {"columns": x.shape[-1], "eps": a["eps"], "offset": a["offset"]}
+        if x.dtype != "bfloat16":
+            shape["x_dtype"] = SHORT[x.dtype]
+        weight = self._maybe(a["norm_weight"])
+        info = self.provider.make(
+            "rms_norm", **shape, weight=weight is not None, count=self.count(node)
+        )
+        bound = {"x_ptr": x, "norm_ptr": weight, "y_ptr": normed}
+        self.kernel(info, bound, node, counted=False)
+        return normed
+
+    def _by_library(self, node: Node, a: dict[str, Any], shape: dict[str, Any], x: Ref) -> None:
+        """Norm, matrix product by the library, then the epilogue that the library lacks."""
+        if shape["norm"]:
+            x = self._normed(node, a, x)
+        glu, weight = a["epilogue"] == "glu", self.place(a["weight"])
+        rows = a["out_features"] * (2 if glu else 1)
+        if a["bias"] is not None:
+            wide = self.temporary("wide", (*x.shape[:-1], rows), "float32")
+            self.product(node, x, weight, wide, rows, add=False)
+            self.epilogue(node, a, _flat(wide), self._output(node, a, []))
+            return
+        if not glu:
+            self._product_over(node, a, x, weight, rows)
+            return
+        wide = self.temporary("wide", (*x.shape[:-1], rows), "bfloat16")
+        self.product(node, x, weight, wide, rows, add=False)
+        kind = {"columns": a["out_features"], "activation": a["activation"]}
+        info = self.provider.make("glu", **kind, count=self.count(node))
+        bound = {"x_ptr": wide, "y_ptr": self._output(node, a, [])}
+        self.kernel(info, bound, node, counted=False)
+
+    def _product_over(self, node: Node, a: dict[str, Any], x: Ref, w: Ref, rows: int) -> None:
+        """The product, added to the residual in its place or to a copy of it."""
+        out = self._output(node, a, [x])
+        add = a["residual"] is not None
+        if add and not self.rows(a["residual"]).same_elements(out):
+            self.copy(a["residual"], out, node)
+        self.product(node, x, w, out, rows, add=add)
+
+    def _maybe(self, node: Node | None) -> Ref | None:
+        return None if node is None else self.place(node)
+
+
+def _flat(ref: Ref) -> Ref:
+    rows = 1
+    for size in ref.shape[:-1]:
+        rows *= size
+    width = ref.shape[-1]
+    return Ref(ref.source, ref.buffer, ref.dtype, ref.offset, (rows, width), (width, 1))
