@@ -5,20 +5,20 @@ end, every kernel compiled without a GPU. Tiles come from the target's table or 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sitsc.codegen.aot import compile_kernels
-from sitsc.codegen.cuda_attention import Heads
+from sitsc.codegen.cuda_attention import MERGES, Heads
 from sitsc.codegen.cuda_linear import Linear, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernels import KernelInfo
-from sitsc.core.tiles import choose_linear, load_entries
+from sitsc.core.tiles import choose_attention, choose_linear, load_table
 
 _DEPENDENT_FROM = 90
-_MAX_SPLITS = 32
 Grid = tuple[int | str, ...]
 
 
@@ -27,20 +27,21 @@ class CudaProvider:
 
     def __init__(self, target: str, limits: CudaLimits) -> None:
         self.limits = limits
-        self.entries = load_entries(target)
+        self.table = load_table(target)
         self.pdl = limits.sm >= _DEPENDENT_FROM
         self.sources: dict[str, KernelSource] = {}
 
     def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
         """The kernel of a linear layer; None: take the library."""
-        choice = choose_linear(self.entries, shape, tokens, self.limits.num_sms)
+        choice = choose_linear(self.table.linear, shape, tokens, self.limits.num_sms)
         if choice.kernel == "library":
             return None
         op, tile = Linear(**shape), dict(choice.tile)
+        if tile.pop("separate_norm", 0):
+            op = replace(op, norm=False)
         if choice.kernel.startswith("gemv"):
             tile["tokens"] = tokens
-        if "ahead" in tile:
-            tile["ahead"] = bool(tile["ahead"])
+        tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
         programs = tile.pop("programs", 0)
         source = instance(choice.kernel, op, **tile, pdl=self.pdl)
         partials, counters = workspace(op, source, tokens)
@@ -49,7 +50,13 @@ class CudaProvider:
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Decode: one token a sequence, split over keys; prefill: pages, then attention."""
-        heads = Heads(
+        heads = self.heads(shape)
+        return self._decode(heads, shape) if kind == "decode" else self._prefill(heads, shape)
+
+    @staticmethod
+    def heads(shape: dict[str, Any]) -> Heads:
+        """The heads of a shape as the planner gives it."""
+        return Heads(
             heads=shape["q_heads"],
             kv_heads=shape["kv_heads"],
             head_dim=shape["head_dim"],
@@ -62,22 +69,27 @@ class CudaProvider:
             softcap=shape["softcap"],
             sinks=shape["sinks"],
         )
-        return self._decode(heads, shape) if kind == "decode" else self._prefill(heads, shape)
 
     def _decode(self, heads: Heads, shape: dict[str, Any]) -> tuple[KernelInfo, ...]:
         batch = shape["sequences"]
-        splits = max(1, min(_MAX_SPLITS, 2 * self.limits.num_sms // (batch * heads.kv_heads)))
-        tile = {"block": 64, "stages": 3, "num_warps": 4}
-        source = instance("attention_decode", heads, partial=splits > 1, pdl=self.pdl, **tile)
-        rows = batch * heads.heads * splits if splits > 1 else 0
+        choice = choose_attention(self.table.attention, shape, batch, self.limits.num_sms)
+        tile = dict(choice.tile)
+        splits, merge = tile.pop("splits"), MERGES[tile.pop("merge")]
+        more = {name: tile[name] for name in ("block", "share")} | {"max_splits": splits}
+        source = instance("attention_decode", heads, merge=merge, pdl=self.pdl, **(tile | more))
+        sums, weights = batch * heads.heads * splits * heads.head_dim, batch * heads.heads * splits
+        scratch = {
+            "none": (0, 0),
+            "last": (sums + weights, batch * heads.kv_heads),
+            "reduce": (sums, weights),
+        }[merge]
         blocks = ("sequences", heads.kv_heads, splits)
-        tile["splits"] = splits
-        first = self._info(source, blocks, tile, rows * heads.head_dim, rows)
-        if splits == 1:
+        first = self._info(source, blocks, choice.tile, *scratch)
+        if merge != "reduce":
             return (first,)
-        merge = instance("attention_reduce", heads, max_splits=splits, pdl=self.pdl)
+        second = instance("attention_reduce", heads, pdl=self.pdl, **more)
         sizes = Sizes(tokens=batch, sequences=batch, rows=batch, splits=splits)
-        return first, self._info(merge, grid(merge, sizes), {"splits": splits})
+        return first, self._info(second, grid(second, sizes), {"splits": splits})
 
     def _prefill(self, heads: Heads, shape: dict[str, Any]) -> tuple[KernelInfo, ...]:
         write = instance("kv_write", heads, pdl=self.pdl)
@@ -102,7 +114,7 @@ class CudaProvider:
             tokens = shape.pop("tokens")
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, grid(source, Sizes(tokens=tokens)), {})
-        if template == "argmax":
+        if template == "argmax" or template.startswith("sample_"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count, shape["parts"]), {"parts": shape["parts"]})
         source = instance(template, pdl=self.pdl, **shape)

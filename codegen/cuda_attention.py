@@ -86,33 +86,51 @@ def _present(kinds: dict[str, str], absent: set[str]) -> tuple[tuple[str, str], 
     return tuple((name, kind) for name, kind in kinds.items() if name not in absent)
 
 
+_SPLITS = 64  # that a merging kernel holds at least, so that many splits share one
+MERGES = ("none", "last", "reduce")
+
+
 def attention_decode(
     op: Heads,
     *,
     block: int,
     stages: int,
-    partial: bool,
+    merge: str = "none",
+    share: int = 1,
+    max_splits: int = 1,
     num_warps: int = 4,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
     """One new token a sequence, grid (sequences, kv_heads, splits).
 
-    With `partial` the splits go to partial_ptr fp32 [sequences, kv_heads, splits, group, head_dim]
-    and weight_ptr fp32 without the last, for attention_reduce; otherwise there is one split.
+    A sequence takes one more split for every `share` blocks of old tokens. With `merge` "last" the
+    last of them to arrive, at most `max_splits`, merges; with "reduce" their sums go to partial_ptr
+    fp32 [sequences, kv_heads, splits, group, head_dim] and weight_ptr, without the last, for
+    attention_reduce; "none" is one split.
     """
     op.check()
+    if merge not in MERGES:
+        raise CompileError(f"attention knows no merge {merge!r}", hint=f"one of: {MERGES}")
     kinds = {"row_ptr": "*bf16", "cos_ptr": f"*{op.angle_dtype}", "sin_ptr": f"*{op.angle_dtype}"}
     kinds |= {"sinks_ptr": "*fp32", "kv_ptr": "*bf16", "block_table_ptr": "*i32"}
     kinds |= {"context_lens_ptr": "*i32", "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
-    kinds |= {"out_ptr": "*bf16", "table_width": "i32"}
-    absent = {"out_ptr"} if partial else {"partial_ptr", "weight_ptr"}
+    kinds |= {"counter_ptr": "*i32", "out_ptr": "*bf16", "table_width": "i32"}
+    absent = {
+        "none": {"partial_ptr", "weight_ptr", "counter_ptr"},
+        "last": {"weight_ptr"},
+        "reduce": {"counter_ptr", "out_ptr"},
+    }[merge]
     absent |= {"cos_ptr", "sin_ptr"} if op.rope == "none" else set()
     absent |= set() if op.sinks else {"sinks_ptr"}
     constants = {"ROW": op.row} | op.places | {"HKV": op.kv_heads, "GROUP": op.group}
     constants |= {"D": op.head_dim, "R": op.rotated, "PAGE": op.page_tokens, "BLOCK": block}
     constants |= {"BLOCK_G": max(16, power_of_two(op.group))}
     constants |= {"BLOCK_D": power_of_two(op.head_dim), "STAGES": stages}
+    constants |= {} if merge == "none" else {"SHARE": share}
+    if merge == "last":
+        constants |= {"SPLITS": max(_SPLITS, power_of_two(max_splits))}
+        constants |= {"GROUP_PADDED": power_of_two(op.group)}
     return make(
         "attention_decode",
         _present(kinds, absent),
@@ -122,7 +140,7 @@ def attention_decode(
         early,
         stages,
         rope=op.rope,
-        partial=partial,
+        merge=merge,
         one_page=op.page_tokens % block == 0,
         **op.parameters(),
     )
@@ -131,23 +149,27 @@ def attention_decode(
 def attention_reduce(
     op: Heads,
     *,
+    block: int,
+    share: int,
     max_splits: int,
     block_d: int = 32,
     num_warps: int = 4,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """Merge up to `max_splits` splits of attention_decode into out [sequences, heads * dim]."""
-    kinds = {"partial_ptr": "*fp32", "weight_ptr": "*fp32", "out_ptr": "*bf16"}
-    kinds |= {"num_splits": "i32"}
-    constants = {
-        "HQ": op.heads,
-        "GROUP": op.group,
-        "D": op.head_dim,
-        "BLOCK_S": power_of_two(max_splits),
-    }
+    """Merge up to `max_splits` splits of attention_decode into out [sequences, heads * dim].
+
+    `block` and `share` are those of that kernel.
+    """
+    kinds = {"context_lens_ptr": "*i32", "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
+    kinds |= {"out_ptr": "*bf16", "num_splits": "i32"}
+    constants = {"BLOCK": block, "SHARE": share, "HQ": op.heads, "GROUP": op.group}
+    constants |= {"D": op.head_dim, "BLOCK_S": power_of_two(max_splits)}
     constants |= {"BLOCK_D": min(block_d, power_of_two(op.head_dim))}
-    return make("attention_reduce", tuple(kinds.items()), constants, num_warps, pdl, early)
+    names = tuple(kinds.items())
+    return make(
+        "attention_reduce", names, constants, num_warps, pdl, early, window=op.window
+    )
 
 
 def kv_write(

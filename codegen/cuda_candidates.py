@@ -5,6 +5,7 @@ likeliest first, all of which fit in shared memory and, by estimate, in register
 those that won or came close on an H200. Measures nothing.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +17,8 @@ from sitsc.codegen.cuda_linear import Linear
 from sitsc.core.hardware import CudaLimits
 
 _GEMV_TOKENS = 4  # at most that many on CUDA cores
-_SKINNY_TOKENS = 64  # at most that many on tensor cores, weights on the M side
+_SKINNY_TOKENS = 128  # at most that many on tensor cores, weights on the M side
+_MOST_SPLITS = 64
 _THREAD_REGISTERS = 176  # of 255; the rest for addresses
 
 
@@ -35,23 +37,22 @@ class Candidate:
 def candidates(op: Linear | Heads, tokens: int, gpu: CudaLimits) -> tuple[Candidate, ...]:
     """Tiles for a linear op of `tokens` tokens, or for decode attention of `tokens` sequences.
 
-    More than 64 tokens of a linear op have none: that is a library's product. Decode attention
+    More than 128 tokens of a linear op have none: that is a library's product. Decode attention
     has tiles with one split and with several; `split_counts` says how many.
     """
     if isinstance(op, Heads):
-        return tuple(_decode(op, gpu))
+        return tuple(_decode(op, tokens, gpu))
     if tokens > _SKINNY_TOKENS:
         return ()
     found = list(_skinny(op, tokens, gpu)) if tokens > 2 else []
     return tuple([*_gemv(op, tokens, gpu), *found] if tokens <= _GEMV_TOKENS else found)
 
 
-def split_counts(op: Heads, sequences: int, context: int, gpu: CudaLimits) -> tuple[int, ...]:
-    """Splits of the keys that fill the GPU one to eight times; 1 where there are enough heads."""
+def split_counts(op: Heads, sequences: int, gpu: CudaLimits) -> tuple[int, ...]:
+    """Splits of the keys that fill the GPU one, two and four times, the likeliest first; and 1."""
     programs = sequences * op.kv_heads
-    most = max(1, context // 64)
-    wanted = {max(1, round(gpu.num_sms * times / programs)) for times in (1, 2, 4, 8)}
-    return tuple(sorted({min(count, most) for count in wanted} | {1}))
+    wanted = [min(_MOST_SPLITS, max(1, round(gpu.num_sms * n / programs))) for n in (2, 1, 4)]
+    return tuple(dict.fromkeys([*wanted, 1]))
 
 
 def prefill_candidates(op: Heads, gpu: CudaLimits) -> tuple[Candidate, ...]:
@@ -105,8 +106,9 @@ def _gemv(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
 
 def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
     block_t = max(16, power_of_two(tokens))
-    blocks = ((64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 8), (64, 64, 4), (32, 256, 4))
-    for (n, k, warps), split, ahead in product(blocks, (1, 2, 4, 8), (True, False)):
+    blocks = [(*block, split) for block in _blocks(block_t) for split in (1, 2, 4, 8)]
+    blocks.sort(key=lambda block: round(abs(math.log2(_filled(op, block, gpu) / 2))))
+    for ahead, (n, k, warps, split) in product((True, False), blocks):
         programs = -(-op.rows // n) * split
         if (split > 1 and programs > 4 * gpu.num_sms) or op.columns % (split * k):
             continue
@@ -114,12 +116,27 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             continue
         depth = -(-op.columns // (split * k))
         most = min(depth + 1, _most_stages(op, n, k, block_t, ahead, gpu))
-        for stages in sorted({min(stages, most) for stages in (4, 6)} - {0, 1}):
+        for stages in sorted({min(stages, most) for stages in (4, 6, 3)} - {0, 1}):
             tile = {"block_t": block_t, "block_n": n, "block_k": k, "split": split}
             tile |= {"stages": stages, "ahead": ahead, "num_warps": warps}
             yield Candidate("skinny", tile)
-            if not ahead and block_t > 16:
+            if not ahead:
                 yield Candidate("skinny", tile | {"prefetch_bytes": 1024})
+
+
+def _filled(op: Linear, block: tuple[int, int, int, int], gpu: CudaLimits) -> float:
+    """Programs a multiprocessor."""
+    return -(-op.rows // block[0]) * block[3] / gpu.num_sms
+
+
+def _blocks(block_t: int) -> tuple[tuple[int, int, int], ...]:
+    """Rows and columns of a block of weights and warps, the likeliest first."""
+    if block_t <= 16:
+        narrow = ((32, 256, 4), (16, 256, 4), (32, 128, 4), (16, 512, 4))
+        return ((64, 128, 4), (64, 256, 4), (128, 128, 8), *narrow)
+    if block_t <= 64:
+        return ((64, 128, 4), (128, 64, 4), (64, 64, 4), (128, 128, 8), (64, 256, 4), (32, 256, 4))
+    return ((128, 64, 8), (64, 128, 4), (128, 128, 8), (64, 64, 4), (128, 64, 4), (256, 64, 8))
 
 
 def _norm_fits(op: Linear, n: int, k: int, t: int, warps: int) -> bool:
@@ -134,11 +151,18 @@ def _most_stages(op: Linear, n: int, k: int, t: int, ahead: bool, gpu: CudaLimit
     return (gpu.shared_bytes - (t * k * 2 if ahead else 0) - 1024) // stage
 
 
-def _decode(op: Heads, gpu: CudaLimits) -> Iterator[Candidate]:
+def _decode(op: Heads, sequences: int, gpu: CudaLimits) -> Iterator[Candidate]:
+    """Few sequences want splits and wide blocks, many want small programs, all at once."""
     padded = power_of_two(op.head_dim)
-    tiles = ((64, 4), (64, 2), (32, 2), (32, 1), (16, 1), (128, 4))
-    for (block, warps), stages, partial in product(tiles, (4, 3, 5), (True, False)):
-        fits = block * padded <= (128 if warps > 1 else 64) * 32 * warps
-        if fits and stages * 2 * block * padded * 2 <= gpu.shared_bytes:
-            tile = {"block": block, "stages": stages, "partial": partial, "num_warps": warps}
-            yield Candidate("attention_decode", tile)
+    few = sequences * op.kv_heads < 2 * gpu.num_sms
+    wide = ((64, 4, 3), (64, 4, 4), (64, 8, 3), (32, 4, 4), (64, 2, 3), (32, 2, 4), (32, 2, 3))
+    small = ((32, 1, 4), (16, 1, 5), (32, 2, 4), (32, 2, 3), (32, 1, 3), (64, 2, 3), (64, 4, 3))
+    several = (("last", 2), ("last", 4), ("none", 1), ("reduce", 2), ("last", 1))
+    merges = several if few else (("none", 1), ("last", 8))
+    for (merge, share), (block, warps, stages) in product(merges, wide if few else small):
+        times = max(1, padded // 128)
+        while block > 16 and block * padded > (128 if warps > 1 else 64) * 32 * warps:
+            block //= 2
+        if stages * 4 * block * padded <= gpu.shared_bytes:
+            tile = {"block": block, "stages": stages, "share": share * times, "merge": merge}
+            yield Candidate("attention_decode", tile | {"num_warps": warps})

@@ -1,8 +1,9 @@
 """The linear family on CUDA: kernel instances of y = epilogue(W f(x)) from shape and tile.
 
-In: rows and columns of W, what stands before and after, a tile. Out: a `KernelSource`. W [N, K],
-x [tokens, K] and the residual [tokens, N] are bfloat16, row-major; sums are fp32. For epilogue
-"glu" W holds 2 N rows, gates first. Never decides which tile to take.
+In: rows and columns of W, what stands before and after, a tile. Out: a `KernelSource`. W [N, K]
+and x [tokens, K] are bfloat16, row-major; before a norm x may be fp32; the residual [tokens, N] has
+the type of y; sums are fp32. For epilogue "glu" W holds 2 N rows, gates first. Never decides which
+tile to take.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from sitsc.core.errors import CompileError
 
 EPILOGUES = ("store", "residual", "glu")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
+TYPES = ("bf16", "fp32")
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """What is computed: out_features N, in_features K, the parts around the product.
 
-    `eps` and `offset` belong to the norm. `out_dtype` is "bf16" or "fp32" (logits).
+    `eps` and `offset` belong to the norm. `x_dtype` and `out_dtype` are "bf16" or "fp32": logits, or
+    a residual stream that is not rounded between layers; x is fp32 only before a norm.
     """
 
     rows: int
@@ -32,11 +35,12 @@ class Linear:
     activation: str = "silu"
     bias: bool = False
     out_dtype: str = "bf16"
+    x_dtype: str = "bf16"
 
     def check(self) -> None:
         """Raises CompileError for an epilogue, activation or type that no template has."""
-        given = (self.epilogue, self.activation, self.out_dtype)
-        known = (EPILOGUES, ACTIVATIONS, ("bf16", "fp32"))
+        given = (self.epilogue, self.activation, self.out_dtype, self.x_dtype)
+        known = (EPILOGUES, ACTIVATIONS, TYPES, TYPES if self.norm else ("bf16",))
         for value, names in zip(given, known, strict=True):
             if value not in names:
                 hint = f"one of: {', '.join(names)}"
@@ -50,8 +54,8 @@ class Linear:
 
 def arguments(op: Linear, split: int) -> tuple[tuple[str, str], ...]:
     """Names and types of the run-time arguments that all kernels of the family begin with."""
-    names = [("x_ptr", "*bf16"), ("norm_ptr", "*bf16"), ("w_ptr", "*bf16"), ("bias_ptr", "*bf16")]
-    names += [("residual_ptr", "*bf16"), ("y_ptr", f"*{op.out_dtype}")]
+    names = [("x_ptr", f"*{op.x_dtype}"), ("norm_ptr", "*bf16"), ("w_ptr", "*bf16"), ("bias_ptr", "*bf16")]
+    names += [("residual_ptr", f"*{op.out_dtype}"), ("y_ptr", f"*{op.out_dtype}")]
     names += [("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
     absent = set() if op.norm else {"norm_ptr"}
     absent |= set() if op.bias else {"bias_ptr"}
@@ -132,7 +136,7 @@ def skinny(
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """Up to `block_t` (16, 32 or 64) tokens on tensor cores.
+    """Up to `block_t` (16, 32, 64 or 128) tokens on tensor cores.
 
     `ahead` requests weights before the dependency, otherwise `prefetch_bytes` of each row go to
     L2 before it (sm_90 and up).

@@ -1,126 +1,243 @@
-"""Candidates for the tile table of a GPU: instantiated, compiled and written, without the GPU.
+"""Candidates for the tile table of a GPU: scheduled in a decode step, compiled, written.
 
-In: the linear layers of a model, token counts, a target. Out: a folder with cubins and tune.json.
-Kernels that spill or do not fit are left out. Each is made from a table entry, by the same code
-that will read the measured table.
+In: a function that schedules a step, token counts, a target. Out: a folder with cubins and
+tune.json. Kernels that spill or do not fit are left out. Each is made from a table entry, by the
+same code that will read the measured table.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda import CudaProvider
-from sitsc.codegen.cuda_candidates import Candidate, candidates
+from sitsc.codegen.cuda_attention import MERGES, Heads
+from sitsc.codegen.cuda_candidates import Candidate, candidates, split_counts
 from sitsc.codegen.cuda_linear import Linear
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernel_meta import kernel_folder
-from sitsc.core.kernels import KernelInfo
-from sitsc.core.tiles import TileEntry, choose_linear, shape_of
-from sitsc.core.tuning import SCHEMA, TuneCase, TuneSet, write_tune_set
+from sitsc.core.kernels import KernelProvider
+from sitsc.core.plan import Launch
+from sitsc.core.tiles import (
+    AttentionEntry,
+    TileEntry,
+    TileTable,
+    choose_attention,
+    choose_linear,
+    heads_of,
+    shape_of,
+)
+from sitsc.core.tuning import TuneCase, TuneChain, TuneGroup, TuneSet, TuneSubject, write_tune_set
 
-_RANK_WEIGHT = 3.0  # how much being likely counts against being different from those chosen
+_RANK_WEIGHT = 1.5  # how much being likely counts against being different from those chosen
+_GEMV_TOKENS = 2  # up to that many the norm stays in the kernel
+_LIBRARY_TOKENS = 3  # from that many on the library is worth a try
 
 
-class ShapeRecorder(CudaProvider):
-    """A provider that remembers the linear layers it was asked for, each shape once."""
+class Scheduled(Protocol):
+    """A scheduled step; see passes/cuda_chain.py."""
+
+    launches: dict[str, tuple[Launch, ...]]
+    groups: list[tuple[tuple[int, ...], tuple[str, ...]]]
+    asked: dict[str, tuple[str, dict[str, Any]]]
+    buffers: dict[str, int]
+
+
+Schedule = Callable[[int, KernelProvider], Scheduled]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a table entry would say; `family` counts those that differ in more than the grid."""
+
+    kernel: str
+    tile: dict[str, int]
+    family: int
+    current: bool = False
+
+
+class VariedProvider(CudaProvider):
+    """A provider whose table has one more entry."""
 
     def __init__(self, target: str, limits: CudaLimits) -> None:
         super().__init__(target, limits)
-        self.shapes: list[dict[str, Any]] = []
+        self.usual = self.table
 
-    def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
-        """Like the base; remembers the shape."""
-        if shape not in self.shapes:
-            self.shapes.append(dict(shape))
-        return CudaProvider.linear(self, shape, tokens)
+    def vary(self, subject: TuneSubject, tokens: int, choice: Choice) -> None:
+        """From now on `choice` for that subject; all else as usual."""
+        usual = self.usual
+        if subject.kind == "attention":
+            shape = heads_of(subject.shape)
+            attention = AttentionEntry(*shape, tokens, tokens, choice.tile, {})
+            self.table = replace(usual, attention=(attention, *usual.attention))
+        else:
+            given = (*shape_of(subject.shape), tokens, tokens)
+            linear = TileEntry(*given, choice.kernel, choice.tile, {})
+            self.table = replace(usual, linear=(linear, *usual.linear))
 
 
 def build(
-    shapes: Sequence[dict[str, Any]],
+    schedule: Schedule,
     tokens: Sequence[int],
     most: int,
     target: str,
     limits: CudaLimits,
     folder: Path,
+    empty: TuneSet,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[TuneSet, list[CompileError]]:
-    """Compile at most `most` kernels for each shape and token count into `folder`.
+    """Compile about `most` kernels for each layer and token count into `folder`.
 
-    Also returns why kernels were left out. Raises CacheError, OSError of the folder.
+    `empty` is completed with chains. Also returns why kernels were left out. Raises CacheError,
+    OSError of the folder.
     """
-    provider = CudaProvider(target, limits)
-    cases = [
-        case
-        for shape in shapes
-        for count in tokens
-        for case in _cases(provider, shape, count, most)
-    ]
+    provider = VariedProvider(target, limits)
+    subjects: list[TuneSubject] = []
+    chains = [_chain(schedule, provider, count, most, subjects) for count in tokens]
     refused: list[CompileError] = []
-    sources = [provider.sources[key] for key in dict.fromkeys(case.key for case in cases)]
+    keys = {key for chain in chains for key in _keys(chain)}
+    sources = [provider.sources[key] for key in sorted(keys)]
     metas = compile_kernels(sources, limits.sm, folder, progress, refused=refused)
     for source in (folder / kernel_folder(limits.sm)).glob("*.py"):
         source.unlink()  # the launcher needs none, and the folder travels
     made = {meta.key for meta in metas}
-    found = TuneSet(SCHEMA, target, limits.sm, tuple(c for c in cases if c.key in made))
+    kept = [
+        replace(chain, cases=tuple(c for c in chain.cases if _kernels(c.launches) <= made))
+        for chain in chains
+    ]
+    found = replace(empty, subjects=tuple(subjects), chains=tuple(kept))
     write_tune_set(found, folder)
     return found, refused
 
 
-def _cases(
-    provider: CudaProvider, shape: dict[str, Any], tokens: int, most: int
-) -> Iterator[TuneCase]:
-    """Today's choice, then the candidates on their likeliest grid, then on the others."""
-    table = provider.entries
-    seen: set[tuple[str, tuple[int | str, ...]]] = set()
-    choice = choose_linear(table, shape, tokens, provider.limits.num_sms)
-    wanted = [] if choice.kernel == "library" else [(choice.kernel, choice.tile, True)]
-    found = spread(candidates(Linear(**shape), tokens, provider.limits), most - len(wanted))
-    for index in range(max((len(one.programs) for one in found), default=0) or 1):
-        wanted += [(one.template, tile, False) for one in found for tile in _tile(one, index)]
-    for kernel, tile, current in wanted:
-        case = _case(provider, shape, tokens, kernel, tile, current)
-        if (case.key, case.grid) not in seen:
-            seen.add((case.key, case.grid))
-            yield case
-    provider.entries = table
-
-
-def _tile(candidate: Candidate, index: int) -> Iterator[dict[str, int]]:
-    """The tile as a table writes it, on grid `index`; nothing where there is no such grid."""
-    tile = {name: int(value) for name, value in candidate.tile.items() if name != "tokens"}
-    if candidate.programs[index : index + 1]:
-        yield tile | {"programs": candidate.programs[index]}
-    elif index == 0:
-        yield tile
-
-
-def _case(
-    provider: CudaProvider,
-    shape: dict[str, Any],
+def _chain(
+    schedule: Schedule,
+    provider: VariedProvider,
     tokens: int,
-    kernel: str,
-    tile: dict[str, int],
-    current: bool,
-) -> TuneCase:
-    """What the provider makes of a table with this one entry."""
-    provider.entries = (TileEntry(*shape_of(shape), tokens, tokens, kernel, tile, {}),)
-    info = provider.linear(shape, tokens)
-    assert info is not None and all(isinstance(size, int) for size in info.grid)
-    grid = tuple(int(size) for size in info.grid)
-    return TuneCase(
-        dict(shape),
-        tokens,
-        kernel,
-        dict(tile),
-        current,
-        info.key,
-        grid,
-        info.num_partials,
-        info.num_counters,
+    most: int,
+    subjects: list[TuneSubject],
+) -> TuneChain:
+    """The step of so many tokens; subjects that are new are added."""
+    provider.table = provider.usual
+    base = schedule(tokens, provider)
+    buffers = dict(base.buffers)
+    cases: list[TuneCase] = []
+    for subject in _unique(base):
+        if subject not in subjects:
+            subjects.append(subject)
+        places = [p for p, asked in base.asked.items() if TuneSubject(*asked) == subject]
+        for choice in choices(subject, tokens, provider.usual, provider.limits, most):
+            provider.vary(subject, tokens, choice)
+            varied = schedule(tokens, provider)
+            for name, nbytes in varied.buffers.items():
+                buffers[name] = max(nbytes, buffers.get(name, 0))
+            launches = {place: varied.launches[place] for place in places}
+            number = subjects.index(subject)
+            given = (choice.family, choice.kernel, choice.tile, choice.current)
+            cases.append(TuneCase(number, *given, launches))
+    groups = tuple(TuneGroup(layers, places) for layers, places in base.groups)
+    fixed = {place: one for place, one in base.launches.items() if place not in base.asked}
+    return TuneChain(tokens, groups, fixed, buffers, tuple(cases))
+
+
+def _unique(base: Scheduled) -> list[TuneSubject]:
+    """What can be tuned in a step, in the order of its first place."""
+    found: list[TuneSubject] = []
+    for asked in base.asked.values():
+        if TuneSubject(*asked) not in found:
+            found.append(TuneSubject(*asked))
+    return found
+
+
+def _keys(chain: TuneChain) -> set[str]:
+    found = _kernels(chain.fixed)
+    return found.union(*(_kernels(case.launches) for case in chain.cases))
+
+
+def _kernels(launches: dict[str, tuple[Launch, ...]]) -> set[str]:
+    return {one.kernel for many in launches.values() for one in many if one.kind == "kernel"}
+
+
+# --- what is tried --------------------------------------------------------------------------------
+
+
+def choices(
+    subject: TuneSubject, tokens: int, table: TileTable, gpu: CudaLimits, most: int
+) -> list[Choice]:
+    """Today's choice, the same with the other trigger, then candidates, likeliest first."""
+    attention = subject.kind == "attention"
+    found = list(
+        _attention_choices(subject.shape, tokens, table, gpu, most)
+        if attention
+        else _linear_choices(subject.shape, tokens, table, gpu, most)
     )
+    seen: list[tuple[str, dict[str, int]]] = []
+    kept = []
+    for choice in found:
+        if (choice.kernel, choice.tile) not in seen:
+            seen.append((choice.kernel, choice.tile))
+            kept.append(choice)
+    return kept
+
+
+def _linear_choices(
+    shape: dict[str, Any], tokens: int, table: TileTable, gpu: CudaLimits, most: int
+) -> Iterator[Choice]:
+    now = choose_linear(table.linear, shape, tokens, gpu.num_sms)
+    yield Choice(now.kernel, now.tile, 0, True)
+    if now.kernel != "library":
+        yield Choice(now.kernel, _flipped(now.tile), 1)
+    if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
+        yield Choice("library", {}, 2)
+    op = Linear(**shape)
+    inside = candidates(op, tokens, gpu)
+    apart: tuple[Candidate, ...] = ()
+    if op.norm and tokens > _GEMV_TOKENS:
+        apart = tuple(
+            replace(one, tile=one.tile | {"separate_norm": 1})
+            for one in candidates(replace(op, norm=False), tokens, gpu)
+            if not one.template.startswith("gemv")
+        )
+    share = most // 3 if apart else most
+    for family, one in enumerate([*spread(inside, share), *spread(apart, most - share)], 3):
+        for tile in _tiles(one):
+            yield Choice(one.template, tile, family)
+
+
+def _flipped(tile: dict[str, int]) -> dict[str, int]:
+    return tile | {"early": 1 - tile.get("early", 1)}
+
+
+def _tiles(candidate: Candidate) -> Iterator[dict[str, int]]:
+    """The tile as a table writes it, on each of its grids."""
+    tile = {name: int(value) for name, value in candidate.tile.items() if name != "tokens"}
+    yield from [tile | {"programs": count} for count in candidate.programs] or [tile]
+
+
+def _attention_choices(
+    shape: dict[str, Any], sequences: int, table: TileTable, gpu: CudaLimits, most: int
+) -> Iterator[Choice]:
+    now = choose_attention(table.attention, shape, sequences, gpu.num_sms)
+    yield Choice(now.kernel, now.tile, 0, True)
+    yield Choice(now.kernel, _flipped(now.tile), 1)
+    op = heads(shape)
+    tried = 0
+    for one in candidates(op, sequences, gpu):
+        if tried >= most:
+            return
+        merge, tile = MERGES.index(one.tile["merge"]), dict(one.tile)
+        counts = [n for n in split_counts(op, sequences, gpu) if (n > 1) == (merge > 0)]
+        for count in counts:
+            yield Choice(one.template, tile | {"merge": merge, "splits": count}, tried + 2)
+        tried += bool(counts)
+
+
+def heads(shape: dict[str, Any]) -> Heads:
+    """The heads of an attention shape, as the provider builds them."""
+    return CudaProvider.heads(shape)
 
 
 def spread(found: Sequence[Candidate], most: int) -> list[Candidate]:

@@ -1,203 +1,263 @@
-"""One linear layer on the GPU: a chain of launches over many weights, checked and timed.
+"""A decode step on the GPU for tuning: a few of its layers, random weights, any alternative.
 
-In: a shape, a token count, one allocation of random weights. Out: whether a kernel is right, and
-microseconds a launch inside a CUDA graph, each launch with weights that are not in the L2 cache.
+In: a chain of a `TuneSet`, the choice of a case for each subject. Out: whether the step gives the
+logits of another choice, and microseconds a step, as a CUDA graph with dependent launches. Layers
+past the first few are left out: what counts is that each launch has its true neighbours.
 """
 
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sitsc.core.ops.linear import fused_linear_reference
-from sitsc.core.tuning import TuneCase
-from sitsc.core.weights import DTYPES
+from sitsc.core.errors import DeviceError
+from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
+from sitsc.core.plan import Argument, Launch
+from sitsc.core.tuning import TuneCase, TuneChain, TuneSet, contexts
+from sitsc.core.weights import DTYPES, WeightSpec
+from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.launcher import KernelImage
 
 Step = Callable[[int], None]
-MOST_ERROR = 2e-2
-_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
-_CHAIN_US = 1200.0  # of one replay, so that the gap between replays counts little
-_MOST_LAUNCHES = 1024
-_L2_TIMES, _LEAST_COPIES, _MOST_COPIES = 16, 16, 32
-_FILL = 1 << 28
+Choice = dict[int, TuneCase]
+LAYERS = 8  # enough that one does not find its weights in the cache
+_INTEGERS = {"token_ids": "int64", "position_ids": "int64", "logit_rows": "int64"}
+_INTEGERS |= {"block_table": "int32", "query_start": "int32", "context_lens": "int32"}
 
 
-def weight_rows(shape: dict[str, Any]) -> int:
-    """Rows of the weight: gates and ups for a gated layer."""
-    return shape["rows"] * (2 if shape["epilogue"] == "glu" else 1)
+def layers_of(chain: TuneChain) -> list[tuple[int, ...]]:
+    """The layers of each group that are run."""
+    return [group.layers[:LAYERS] for group in chain.groups]
 
 
-def weight_bytes(shape: dict[str, Any]) -> int:
-    """Bytes of the weight, in bfloat16."""
-    return 2 * weight_rows(shape) * shape["columns"]
+class TuneMemory:
+    """Random weights of the layers that are run, KV pools and kernels of a tune set."""
+
+    def __init__(self, folder: Path, made: TuneSet, device: Device) -> None:
+        self._folder, self._device, self.made = folder / kernel_folder(made.sm), device, made
+        torch.manual_seed(0)
+        wanted = {name for chain in made.chains for name in _weight_names(chain)}
+        self.weights = {s.name: _random(s) for s in made.parameters if s.name in wanted}
+        self.pools: dict[str, Tensor] = {}
+        for group in made.kv:
+            nbytes = made.kv_pages * group.page_bytes
+            part = min(len(group.layers), LAYERS)
+            pool = torch.empty(nbytes // len(group.layers) * part // 2, dtype=torch.bfloat16)
+            self.pools[group.name] = torch.empty_like(pool, device="cuda").normal_()
+        self._images: dict[tuple[str, int], KernelImage] = {}
+
+    def image(self, key: str, carveout: int) -> KernelImage:
+        """The kernel, loaded once for each carve-out."""
+        if (key, carveout) not in self._images:
+            path = self._folder / f"{key}.cubin"
+            meta = read_kernel_meta(path.with_suffix(".json").read_text(), path.name)
+            image = KernelImage.load(path.read_bytes(), meta, self._device, carveout)
+            self._images[key, carveout] = image
+        return self._images[key, carveout]
 
 
-def copies(shape: dict[str, Any], l2_bytes: int, free_bytes: int) -> int:
-    """How many different weights a chain reads: many times the L2 cache, within half of memory."""
-    nbytes = weight_bytes(shape)
-    wanted = min(_MOST_COPIES, max(_LEAST_COPIES, -(-_L2_TIMES * l2_bytes // nbytes)))
-    return max(1, min(wanted, free_bytes // 2 // nbytes))
+class StepChain:
+    """The step of one token count: its buffers, inputs and bound launches."""
 
-
-def random_pool(nbytes: int) -> Tensor:
-    """One allocation of normal bfloat16 values, small enough for sums of order one."""
-    pool = torch.empty(nbytes // 2, dtype=torch.bfloat16, device="cuda")
-    for part in pool.split(_FILL):
-        part.normal_(0.0, 1 / 64)
-    return pool
-
-
-class LinearChain:
-    """The layer's inputs and outputs, and the references of the first and the last weight."""
-
-    def __init__(self, cases: Sequence[TuneCase], pool: Tensor, count: int) -> None:
-        shape, tokens = cases[0].shape, cases[0].tokens
-        self.shape, self.tokens = shape, tokens
-        rows, columns = weight_rows(shape), shape["columns"]
-        whole = pool[: count * rows * columns].view(count, rows, columns)
-        self.weights = list(whole.unbind())
-        self.x = self._normal(tokens, columns)
-        self.norm = 1 + 0.1 * self._normal(columns)
-        self.bias, self.residual = self._normal(rows), self._normal(tokens, shape["rows"])
-        out = DTYPES[_NAMES[shape["out_dtype"]]]
-        self.y = torch.empty(tokens, shape["rows"], dtype=out, device="cuda")
-        self.wide = torch.empty(tokens, rows, dtype=out, device="cuda")
-        partials = max(case.partials for case in cases)
-        self.partials = torch.empty(max(4, partials), dtype=torch.float32, device="cuda")
-        counters = max(case.counters for case in cases)
-        self.counters = torch.zeros(max(4, counters), dtype=torch.int32, device="cuda")
-        self.stream = torch.cuda.Stream()
-        self.want = {place: self._reference(place) for place in (0, count - 1)}
-        torch.cuda.synchronize()
-
-    @staticmethod
-    def _normal(*sizes: int) -> Tensor:
-        return torch.empty(sizes, dtype=torch.bfloat16, device="cuda").normal_()
-
-    def _reference(self, place: int) -> Tensor:
-        """The layer with one weight, accumulated in fp32."""
-        shape = self.shape
-        return fused_linear_reference(
-            self.x,
-            self.weights[place],
-            None,
-            self.bias if shape["bias"] else None,
-            self.norm if shape["norm"] else None,
-            self.residual if shape["epilogue"] == "residual" else None,
-            shape["rows"],
-            "rms_norm" if shape["norm"] else "none",
-            shape["eps"],
-            shape["offset"],
-            shape["epilogue"],
-            shape["activation"],
-            _NAMES[shape["out_dtype"]],
-            "plain",
-        ).float()
-
-    def bind(self, case: TuneCase, image: KernelImage) -> list[Step]:
-        """A launch of the kernel for each weight, overlapping the one before it if it can."""
-        names = [name for name, _ in image.meta.arguments]
-        values: dict[str, Any] = {
-            "x_ptr": self.x,
-            "norm_ptr": self.norm,
-            "bias_ptr": self.bias,
-            "residual_ptr": self.residual,
-            "y_ptr": self.y,
-            "partial_ptr": self.partials,
-            "counter_ptr": self.counters,
-            "num_tokens": self.tokens,
+    def __init__(self, memory: TuneMemory, chain: TuneChain, carveout: int) -> None:
+        self.memory, self.chain, self.carveout = memory, chain, carveout
+        self.buffers = {
+            name: torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+            for name, nbytes in chain.buffers.items()
         }
-        steps = []
-        for weight in self.weights:
-            given = values | {"w_ptr": weight}
-            steps.append(image.bind(case.grid, {name: given[name] for name in names}).launch)
-        return steps
+        self.stream = torch.cuda.Stream()
+        self._bound: dict[tuple[int, str, int | None, int], list[Step]] = {}
+        self._subject_at = {p: case.subject for case in chain.cases for p in case.launches}
+        self._inputs()
 
-    def library(self) -> list[Step]:
-        """The library's product for each weight, with the residual where the layer adds one."""
+    def _inputs(self) -> None:
+        """Tokens, scattered pages and the shortest context."""
+        count, page = self.chain.tokens, self.memory.made.kv[0].page_tokens
+        self.width = max(-(-length // page) + 1 for length in contexts(count))
+        pages = torch.randperm(self.memory.made.kv_pages)[: count * self.width]
+        values = {
+            "token_ids": torch.arange(count) + 100,
+            "position_ids": torch.zeros(count),
+            "logit_rows": torch.arange(count),
+            "block_table": pages.reshape(count, self.width),
+            "query_start": torch.arange(count + 1),
+            "context_lens": torch.zeros(count),
+        }
+        for name, value in values.items():
+            self.buffers[name] = value.to("cuda", DTYPES[_INTEGERS[name]])
+        self.set_context(contexts(count)[0])
 
-        def step(weight: Tensor) -> Step:
-            if self.shape["epilogue"] == "residual":
-                return lambda stream: self._keep(
-                    torch.addmm(self.residual, self.x, weight.t(), out=self.wide)
-                )
-            if self.wide.dtype != self.x.dtype:
-                multiply = torch.ops.aten.mm.dtype_out
-                return lambda stream: self._keep(
-                    multiply(self.x, weight.t(), torch.float32, out=self.wide)
-                )
-            return lambda stream: self._keep(torch.mm(self.x, weight.t(), out=self.wide))
+    def set_context(self, length: int) -> None:
+        """Every sequence has that many old tokens."""
+        self.context = length
+        self.buffers["context_lens"].fill_(length)
+        self.buffers["position_ids"].fill_(length)
 
-        return [step(weight) for weight in self.weights]
+    # --- launches -------------------------------------------------------------------------------
 
-    @staticmethod
-    def _keep(result: Tensor) -> None:
-        del result
+    def steps(self, choice: Choice, without: int | None = None) -> list[Step]:
+        """The launches of the step in order; leaves out the subject `without`."""
+        found: list[Step] = []
+        for group, layers in zip(self.chain.groups, layers_of(self.chain), strict=True):
+            for layer in layers or (None,):
+                for place in group.places:
+                    subject = self._subject_at.get(place)
+                    if subject is None:
+                        found += self._bind(0, self.chain.fixed[place], place, layer)
+                    elif subject != without:
+                        case = choice[subject]
+                        found += self._bind(id(case), case.launches[place], place, layer)
+        return found
 
-    def error(self, steps: Sequence[Step]) -> float:
-        """The largest relative error over launches with the first and the last weight.
+    def _bind(
+        self, case: int, launches: tuple[Launch, ...], place: str, layer: int | None
+    ) -> list[Step]:
+        key = (case, place, layer, self.carveout)
+        if key not in self._bound:
+            self._bound[key] = [self._bound_launch(launch, layer) for launch in launches]
+        return self._bound[key]
 
-        Outputs and partial sums are NaN before each, counters zero before the first.
-        """
-        self.counters.zero_()
-        errors = []
-        for place in self.want:
-            self.y.fill_(math.nan)
-            self.partials.fill_(math.nan)
-            torch.cuda.synchronize()
-            steps[place](self.stream.cuda_stream)
-            torch.cuda.synchronize()
-            errors.append(self._distance(place))
-        return math.nan if any(map(math.isnan, errors)) else max(errors)
+    def _bound_launch(self, launch: Launch, layer: int | None) -> Step:
+        if launch.kind == "library":
+            return self._library(launch, layer)
+        values = {a.name: self._value(a, layer) for a in launch.arguments}
+        grid = [self._size(g) for g in launch.grid]
+        image = self.memory.image(launch.kernel, self.carveout)
+        return image.bind(grid, values, dependent=launch.dependent).launch
 
-    def error_after_chain(self) -> float:
-        """The relative error of what the last launch of a chain left."""
-        torch.cuda.synchronize()
-        return self._distance(len(self.weights) - 1)
+    def _size(self, size: int | str) -> int:
+        if isinstance(size, int):
+            return size
+        return self.width if size == "sequence_pages" else self.chain.tokens
 
-    def _distance(self, place: int) -> float:
-        want = self.want[place]
-        return float((self.y.float() - want).abs().max() / want.abs().max())
+    def _value(self, argument: Argument, layer: int | None) -> int | float:
+        if argument.source == "size":
+            return self._size(argument.buffer)
+        if argument.source == "scalar":
+            assert argument.value is not None
+            return int(argument.value) if argument.dtype.startswith("i") else argument.value
+        return self._tensor(argument, layer).data_ptr() + self._moved(argument, layer)
 
-    def graph(self, steps: Sequence[Step], limit_us: float) -> "TimedGraph":
-        """The chain, repeated until a replay is long enough to be timed, as a CUDA graph."""
-        wanted = min(_MOST_LAUNCHES, math.ceil(_CHAIN_US / limit_us))
-        rounds = -(-wanted // len(steps))
+    def _moved(self, argument: Argument, layer: int | None) -> int:
+        if layer is None or not argument.layer_stride:
+            return argument.offset
+        group = next(g for g in self.memory.made.kv if layer in g.layers)
+        return argument.offset + group.layers.index(layer) * argument.layer_stride
+
+    def _tensor(self, argument: Argument, layer: int | None) -> Tensor:
+        if argument.source == "kv":
+            return self.memory.pools[argument.buffer]
+        if argument.source == "weight":
+            return self.memory.weights[argument.buffer.replace("{layer}", str(layer))]
+        return self.buffers[argument.buffer]
+
+    def _library(self, launch: Launch, layer: int | None) -> Step:
+        x, w, y = launch.arguments
+        left, out = self._shaped(x), self._shaped(y)
+        weight = self._tensor(w, layer).t()
+
+        def multiply(stream: int) -> None:
+            """On torch's current stream."""
+            del stream
+            if launch.kernel == "addmm":
+                torch.addmm(out, left, weight, out=out)
+            elif out.dtype != left.dtype:
+                torch.ops.aten.mm.dtype_out(left, weight, torch.float32, out=out)
+            else:
+                torch.mm(left, weight, out=out)
+
+        return multiply
+
+    def _shaped(self, argument: Argument) -> Tensor:
+        """An arena argument as a tensor."""
+        shape = [self._size(size) for size in argument.shape]
+        dtype = DTYPES[argument.dtype]
+        end = argument.offset + math.prod(shape) * dtype.itemsize
+        return self.buffers[argument.buffer][argument.offset : end].view(dtype).view(shape)
+
+    # --- running --------------------------------------------------------------------------------
+
+    def logits(self, choice: Choice) -> Tensor:
+        """What the step gives; workspaces hold NaN before, counters zero."""
+        for name, buffer in self.buffers.items():
+            if name == "counters":
+                buffer.zero_()
+            elif name not in _INTEGERS:
+                buffer.fill_(255)  # NaN in every type
+        last = max(self.chain.groups[-1].places, key=lambda place: int(place.split(".")[1]))
+        subject = self._subject_at[last]
+        launch = choice[subject].launches[last][-1]
+        y = next(a for a in launch.arguments if a.name in ("y", "y_ptr"))
+        with torch.cuda.stream(self.stream):
+            for step in self.steps(choice):
+                step(self.stream.cuda_stream)
+        self.stream.synchronize()
+        whole = self.buffers[y.buffer][y.offset :].view(DTYPES[y.dtype])
+        return whole.view(self.chain.tokens, -1).clone()
+
+    def graph(self, steps: Sequence[Step]) -> torch.cuda.CUDAGraph:
+        """The step, captured."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
-            steps[0](self.stream.cuda_stream)
+            for step in steps[:1]:
+                step(self.stream.cuda_stream)
             self.stream.synchronize()
             graph.capture_begin()
             try:
-                for step in list(steps) * rounds:
+                for step in steps:
                     step(self.stream.cuda_stream)
             finally:
                 graph.capture_end()
-        return TimedGraph(graph, self.stream, rounds * len(steps))
+        return graph
 
-
-class TimedGraph:
-    """A captured chain of `launches` launches."""
-
-    def __init__(
-        self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, launches: int
-    ) -> None:
-        self._graph, self._stream, self._launches = graph, stream, launches
-
-    def launch_us(self, replays: int) -> float:
-        """Median microseconds a launch over so many replays, after one to warm up."""
-        with torch.cuda.stream(self._stream):
+    def step_us(self, graph: torch.cuda.CUDAGraph, replays: int) -> float:
+        """Median microseconds a step over so many replays, after one to warm up."""
+        with torch.cuda.stream(self.stream):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-            self._graph.replay()
-            marks[0].record(self._stream)
+            graph.replay()
+            marks[0].record(self.stream)
             for mark in marks[1:]:
-                self._graph.replay()
-                mark.record(self._stream)
-        self._stream.synchronize()
-        times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
-        return statistics.median(times) * 1e3 / self._launches
+                graph.replay()
+                mark.record(self.stream)
+        self.stream.synchronize()
+        return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    """max|got - want| / max|want|, NaN where there is one."""
+    return float((got.float() - want.float()).abs().max() / want.float().abs().max())
+
+
+def require(error: float, most: float) -> None:
+    """Raises DeviceError for logits that are too far from those wanted, or not numbers."""
+    if not error <= most:
+        raise DeviceError(f"wrong logits: relative error {error:.1e}, limit {most:.0e}")
+
+
+def _weight_names(chain: TuneChain) -> set[str]:
+    """The weights that the layers which are run read."""
+    found: set[str] = set()
+    for group, layers in zip(chain.groups, layers_of(chain), strict=True):
+        for place in group.places:
+            cases = [case.launches.get(place, ()) for case in chain.cases]
+            for launch in itertools.chain(chain.fixed.get(place, ()), *cases):
+                names = [a.buffer for a in launch.arguments if a.source == "weight"]
+                found |= {n.replace("{layer}", str(i)) for n in names for i in layers or ("",)}
+    return found
+
+
+def _random(spec: WeightSpec) -> Tensor:
+    """A weight scaled so that activations stay of order one, or the constant itself."""
+    dtype = DTYPES[spec.dtype]
+    if spec.role == "constant":
+        raw = torch.frombuffer(bytearray(bytes.fromhex(spec.data)), dtype=dtype)
+        return raw.reshape(spec.shape).cuda()
+    if len(spec.shape) == 1:
+        return (1 + 0.1 * torch.randn(spec.shape, device="cuda")).to(dtype)
+    value: Any = torch.empty(spec.shape, dtype=dtype, device="cuda").normal_()
+    return value.mul_(spec.shape[-1] ** -0.5)

@@ -15,23 +15,24 @@ from torch import fx
 from sitsc.codegen import cpu
 from sitsc.core.errors import CompileError, OptionError
 from sitsc.core.hardware import CudaLimits, TargetData, load_target
+from sitsc.core.kernels import KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
-from sitsc.core.tuning import TuneSet
+from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.shrink import tiny_config
 from sitsc.frontend.trace import trace
 from sitsc.passes import CPU, CPU_INT8, CUDA
 from sitsc.passes.base import Pass, PassContext
+from sitsc.passes.cuda_chain import Chain, schedule_chain
 from sitsc.passes.cuda_planner import make_cuda_plan
-from sitsc.passes.cuda_schedule import CudaScheduler
 from sitsc.passes.fxutil import arguments, is_op, tensor
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.planner import ModelFacts, Workspace, weights_of
 from sitsc.passes.planner import make_plan as plan_graph
 from sitsc.passes.runner import run_passes
-from sitsc.passes.schedule import StepSizes
+from sitsc.passes.schedule import StepSizes, kv_groups
 
 __all__ = [
     "build_candidates",
@@ -183,15 +184,30 @@ def build_candidates(
     folder: Path,
     progress: Callable[[float], None],
 ) -> tuple[TuneSet, list[CompileError]]:
-    """Kernels to measure for the linear layers of a decode step. Raises OptionError off GPUs."""
+    """Kernels to measure in decode steps of `tokens` sequences. Raises OptionError off GPUs."""
     from sitsc.codegen import tune  # noqa: PLC0415  (the templates, which only GPUs need)
 
     if data.cuda is None:
         raise OptionError(f"{options.target} has no tile table", hint="name a GPU")
-    recorder = tune.ShapeRecorder(options.target, data.cuda)
-    step, classes = StepSizes("decode", 1, 1, 1), layer_classes(graph)
-    CudaScheduler(graph, step, classes, data.target, recorder, options.page_size, 1).run()
-    return tune.build(recorder.shapes, tokens, most, options.target, data.cuda, folder, progress)
+    page, classes, target = options.page_size, layer_classes(graph), data.target
+    pages = max(n * (-(-length // page) + 1) for n in tokens for length in contexts(n))
+
+    def schedule(count: int, provider: KernelProvider) -> Chain:
+        step = StepSizes("decode", count, count, max(contexts(count)))
+        return schedule_chain(graph, step, classes, target, provider, page, pages)
+
+    empty = TuneSet(
+        schema=SCHEMA,
+        target=options.target,
+        sm=data.cuda.sm,
+        kv=kv_groups(graph, page, ""),
+        kv_pages=pages,
+        parameters=weights_of(graph),
+        subjects=(),
+        chains=(),
+    )
+    limits = data.cuda
+    return tune.build(schedule, tokens, most, options.target, limits, folder, empty, progress)
 
 
 def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> int:

@@ -113,19 +113,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class DecodeCheck:
-    """One new token a sequence; with `reduce`, the tile of attention_reduce, several splits."""
+    """One new token a sequence; `merge` "last" or "reduce" with several splits."""
 
     op: Heads
     lengths: tuple[int, ...]
     tile: Tile
     splits: int = 1
-    reduce: Tile | None = None
+    merge: str = "none"
+    share: int = 1
+    block_d: int = 32
 
     def sources(self, pdl: bool) -> list[KernelSource]:
-        several = self.reduce is not None
-        found = [instance("attention_decode", self.op, partial=several, pdl=pdl, **self.tile)]
-        if self.reduce is not None:
-            found.append(instance("attention_reduce", self.op, pdl=pdl, **self.reduce))
+        more: dict[str, Any] = {"share": self.share, "max_splits": self.splits, "pdl": pdl}
+        found = [instance("attention_decode", self.op, merge=self.merge, **(more | self.tile))]
+        if self.merge == "reduce":
+            more |= {"block": self.tile["block"], "block_d": self.block_d}
+            found.append(instance("attention_reduce", self.op, **more))
         return found
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
@@ -135,9 +138,11 @@ class DecodeCheck:
         context = make.table(self.lengths, torch.int32)
         out = make.poison(count, op.heads * op.head_dim)
         shape = (count, op.heads, self.splits)
+        counter = make.zeros(count * op.kv_heads)
         values = rows.arguments() | {"kv_ptr": pool.kv, "block_table_ptr": pool.table}
         values |= {"context_lens_ptr": context, "out_ptr": out, "num_splits": self.splits}
-        values |= {"partial_ptr": make.poison(*shape, op.head_dim, dtype=torch.float32)}
+        size = count * op.heads * self.splits * (op.head_dim + 1)  # sums, then weights
+        values |= {"partial_ptr": make.poison(size, dtype=torch.float32), "counter_ptr": counter}
         values |= {"weight_ptr": make.poison(*shape, dtype=torch.float32)}
         values |= {"table_width": pool.table.shape[1]}
         after, want = pool.copy(), out.clone()
@@ -148,7 +153,7 @@ class DecodeCheck:
         sizes = Sizes(tokens=count, sequences=count, splits=self.splits)
         steps = tuple(launch(source, sizes, values) for source in self.sources(pdl))
         answer = Check("out", out, want, 1e-2, context >= 0)
-        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)))
+        return Prepared(steps, (answer, Check("kv", pool.kv, after.kv, 2e-3)), (counter,))
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from sitsc.commands.output import Json, bytes_text, phases, print_json, table_li
 from sitsc.core.errors import ArtifactExistsError, OptionError
 
 if TYPE_CHECKING:
-    from sitsc.runtime.tune import LayerResult
+    from sitsc.runtime.tune import SubjectResult
 
 app = typer.Typer(help="Measure which kernels and tiles are best, and write a target's table.")
 _SHOWN_DROPS = 3
+_TOKENS = "1,2,4,8,16,32,64,128"
 
 
 @app.command("build")
@@ -23,11 +24,11 @@ def build(
     target: Annotated[str, typer.Argument(help="What to compile for, such as h200.")],
     model: Annotated[str, typer.Option(help="A preset (sitsc models list) or a model folder.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="New folder.")],
-    tokens: Annotated[str, typer.Option(help="Token counts, 1 to 64.")] = "1,8,32,64",
+    tokens: Annotated[str, typer.Option(help="Sequences of a step, 1 to 256.")] = _TOKENS,
     most: Annotated[int, typer.Option(help="Kernels for each layer and token count.")] = 24,
     as_json: Json = False,
 ) -> None:
-    """Compile candidate kernels for MODEL's linear layers; needs no GPU."""
+    """Compile candidate kernels for MODEL's decode steps; needs no GPU."""
     counts = _counts(tokens)
     if most < 1:
         raise OptionError(f"--most {most} is not allowed", hint="1 or more")
@@ -39,14 +40,14 @@ def build(
 
         made, refused = build_candidates(folder, target, counts, most, out, shown.report)
         shown.end()
-    kernels = len({case.key for case in made.cases})
+    kernels = len(list(out.rglob("*.cubin")))
     found: dict[str, Any] = {
         "folder": str(out),
         "target": target,
-        "layers": len({str(case.shape) for case in made.cases}),
+        "layers": len(made.subjects),
         "tokens": list(counts),
         "kernels": kernels,
-        "cases": len(made.cases),
+        "cases": sum(len(chain.cases) for chain in made.chains),
         "bytes": sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
         "refused": [str(error) for error in refused],
     }
@@ -54,7 +55,7 @@ def build(
         print_json(found)
         return
     print(
-        f"{out}  {kernels} kernels on {found['cases']} grids for {found['layers']} layers,"
+        f"{out}  {kernels} kernels, {found['cases']} alternatives for {found['layers']} layers,"
         f" {bytes_text(found['bytes'])}; {len(refused)} left out"
     )
     for error in refused[:_SHOWN_DROPS]:
@@ -65,51 +66,42 @@ def build(
 def run(
     folder: Annotated[Path, typer.Argument(help="What sitsc tune build wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The table; kept for other layers.")],
-    seconds: Annotated[float, typer.Option(help="For each layer and token count.")] = 10.0,
-    carveout: Annotated[
-        int, typer.Option(help="Percent of on-chip memory to be shared memory; -1: the driver's.")
-    ] = 100,
+    seconds: Annotated[float, typer.Option(help="For the step of each token count.")] = 15.0,
+    tokens: Annotated[str, typer.Option(help="Of these counts alone.")] = "",
 ) -> None:
-    """Check and time the candidates on this GPU, and write the best ones to a table."""
+    """Try the candidates in whole decode steps on this GPU, and write the best to a table."""
     from sitsc.runtime import tune  # noqa: PLC0415  (imports torch)
 
-    def report(result: "LayerResult") -> None:
+    def report(result: "SubjectResult") -> None:
         print("  ".join(_cells(result)), flush=True)
         for dropped in result.dropped[:_SHOWN_DROPS]:
             print(f"  dropped: {dropped}", flush=True)
 
-    results = tune.run(folder, out, seconds, carveout, report)
+    results = tune.run(folder, out, seconds, report, _counts(tokens) if tokens else ())
     print("\n".join(["", *table_lines([_HEADER, *map(_cells, results)], left=1)]))
     measured, dropped = sum(r.measured for r in results), sum(len(r.dropped) for r in results)
     print(f"{out}  {measured} candidates measured, {dropped} dropped")
 
 
-_HEADER = ["layer", "tokens", "best µs", "limit", "share", "today", "library"]
-_HEADER += ["measured", "dropped", "not tried", "tile"]
+_HEADER = ["layer", "tokens", "its µs", "step µs", "step before", "with library"]
+_HEADER += ["carve-out", "measured", "dropped", "not tried", "tile"]
 
 
-def _cells(result: "LayerResult") -> list[str]:
+def _cells(result: "SubjectResult") -> list[str]:
     """A result as the cells of a row."""
-    from sitsc.core.tuning import shape_name  # noqa: PLC0415
-
-    def us(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f}"
-
-    best = result.best
-    tile = "" if best is None else f"{best.kernel} {_tile(best.tile)}"
-    share = "–" if result.best_us is None else f"{result.limit_us / result.best_us:.3f}"
+    library = "–" if result.library_us is None else f"{result.library_us:.1f}"
     return [
-        shape_name(result.shape),
+        result.subject.name(),
         str(result.tokens),
-        us(result.best_us),
-        us(result.limit_us),
-        share,
-        us(result.current_us),
-        us(result.library_us),
+        f"{result.own_us:.2f}",
+        f"{result.step_us:.1f}",
+        f"{result.first_us:.1f}",
+        library,
+        str(result.carveout),
         str(result.measured),
         str(len(result.dropped)),
         str(result.unmeasured),
-        "library" if result.library_wins() else tile,
+        f"{result.best.kernel} {_tile(result.best.tile)}",
     ]
 
 

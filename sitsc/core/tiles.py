@@ -1,12 +1,11 @@
-"""Tile tables: which kernel and tile a linear layer takes, from measurements or from a rule.
+"""Tile tables: which kernel and tile a layer takes, from measurements or from a rule.
 
-In: the shape of a layer, the tokens of the bucket, the target. Out: a `TileChoice`. Entries of
-data/tiles/<target>.json carry their evidence; a shape without one gets the rule below, which
-depends on sizes and on the number of multiprocessors alone.
+In: the shape of a linear layer or of attention's heads, the tokens of the bucket, the target. Out:
+a `TileChoice`. Entries of data/tiles/<target>.json carry their evidence; a shape without one gets
+the rule below, which depends on sizes and on the number of multiprocessors alone.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -16,6 +15,7 @@ from sitsc.core.records import from_value, to_value
 
 GEMV_TOKENS, SKINNY_TOKENS = 2, 64
 _WHOLE_ROW = 4096
+_MOST_SPLITS, _STAGE_BYTES = 32, 96 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,28 @@ class TileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    linear: tuple[TileEntry, ...]
+class AttentionEntry:
+    """One measured choice for decode attention of `low` to `high` sequences, both included."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    low: int
+    high: int
+    tile: dict[str, int]
+    evidence: dict[str, Any]
+
+    def shape(self) -> tuple[int, int, int]:
+        """What of the heads the entry is for."""
+        return self.q_heads, self.kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class TileTable:
+    """All entries of a target."""
+
+    linear: tuple[TileEntry, ...] = ()
+    attention: tuple[AttentionEntry, ...] = ()
 
 
 def shape_of(shape: dict[str, Any]) -> tuple[int, int, bool, str, str]:
@@ -63,27 +83,33 @@ def shape_of(shape: dict[str, Any]) -> tuple[int, int, bool, str, str]:
     )
 
 
-def load_entries(target: str) -> tuple[TileEntry, ...]:
+def heads_of(shape: dict[str, Any]) -> tuple[int, int, int]:
+    """The parts of attention's shape that its tile depends on."""
+    return shape["q_heads"], shape["kv_heads"], shape["head_dim"]
+
+
+def load_table(target: str) -> TileTable:
     """The measured entries of a target; none when it has no file."""
     file = resources.files("sitsc").joinpath(f"data/tiles/{target}.json")
-    if not file.is_file():
-        return ()
-    return read_entries(file.read_text(), f"tiles/{target}")
+    return read_table(file.read_text(), f"tiles/{target}") if file.is_file() else TileTable()
 
 
-def read_entries(text: str, where: str) -> tuple[TileEntry, ...]:
+def read_table(text: str, where: str) -> TileTable:
     """The entries of a table's text. Raises PlanError naming `where`."""
     try:
-        return from_value(_Table, json.loads(text), where).linear
+        return from_value(TileTable, json.loads(text), where)
     except ValueError as error:
         raise PlanError(f"no tile table: {error}", where=where) from None
 
 
-def table_text(entries: Iterable[TileEntry]) -> str:
+def table_text(table: TileTable) -> str:
     """The text of a table, an entry a line, by shape and tokens."""
-    ordered = sorted(entries, key=lambda e: (*e.shape(), e.low))
-    lines = [json.dumps(to_value(entry), sort_keys=True) for entry in ordered]
-    return '{"linear": [\n ' + ",\n ".join(lines) + "\n]}\n"
+    sections = []
+    for name, entries in (("linear", table.linear), ("attention", table.attention)):
+        ordered = sorted(entries, key=lambda e: (*e.shape(), e.low))
+        lines = [json.dumps(to_value(entry), sort_keys=True) for entry in ordered]
+        sections.append(f'"{name}": [\n ' + ",\n ".join(lines) + "\n]")
+    return "{" + ",\n".join(sections) + "}\n"
 
 
 def choose_linear(
@@ -100,6 +126,16 @@ def choose_linear(
         if tokens <= SKINNY_TOKENS
         else TileChoice("library", {}, "rule")
     )
+
+
+def choose_attention(
+    entries: tuple[AttentionEntry, ...], shape: dict[str, Any], sequences: int, sms: int
+) -> TileChoice:
+    """The measured tile of decode attention for that many sequences, else the rule's."""
+    for entry in entries:
+        if entry.shape() == heads_of(shape) and entry.low <= sequences <= entry.high:
+            return TileChoice("attention_decode", entry.tile, "measured")
+    return _attention(shape, sequences, sms)
 
 
 def power_of_two(value: int) -> int:
@@ -131,3 +167,19 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     else:
         more = {"block_k": 128, "stages": 3 if shape["epilogue"] == "glu" else 4, "ahead": 1}
     return TileChoice("skinny", tile | more, "rule")
+
+
+def _attention(shape: dict[str, Any], sequences: int, sms: int) -> TileChoice:
+    """Splits until the GPU is filled twice; then small tiles, so that all sequences are resident.
+
+    Keys and values of all stages take 96 KiB at most.
+    """
+    dim = power_of_two(shape["head_dim"])
+    programs = sequences * shape["kv_heads"]
+    splits = max(1, min(_MOST_SPLITS, 2 * sms // programs))
+    block, warps = (64, 4) if programs < 2 * sms else (32, 2)
+    while block > 16 and block * dim > 64 * 128:
+        block //= 2
+    stages = max(2, min(4, _STAGE_BYTES // (4 * block * dim)))
+    tile = {"block": block, "stages": stages, "num_warps": warps, "splits": splits}
+    return TileChoice("attention_decode", tile | {"share": 2, "merge": int(splits > 1)}, "rule")

@@ -1,7 +1,8 @@
-"""What is to be measured on a GPU: kernels of linear layers with their tiles, built without one.
+"""What is to be measured on a GPU: decode steps with alternatives for their kernels.
 
-`sitsc tune build` writes a `TuneSet` beside the kernels, `sitsc tune run` reads it where the GPU
-is. Sizes of partial sums (fp32) and counters (int32) are counts of elements.
+`sitsc tune build` writes a `TuneSet` beside the kernels, without a GPU; `sitsc tune run` reads it
+where the GPU is. A subject is a linear layer or attention, by its shape: all places of a step with
+that shape take the same alternative.
 """
 
 import json
@@ -11,60 +12,80 @@ from typing import Any
 
 from sitsc.core.canonical import canonical_json
 from sitsc.core.errors import ArtifactError, PlanError
+from sitsc.core.plan import KvGroup, Launch
 from sitsc.core.records import from_value, to_value
+from sitsc.core.weights import WeightSpec
 
-TUNE, SCHEMA = "tune.json", 1
-MOST_TOKENS = 64
-_CLASSES = ((1, 1), (2, 2), (3, 16), (17, 32), (33, MOST_TOKENS))  # what one tile can serve
+TUNE, SCHEMA = "tune.json", 2
+MOST_TOKENS = 256
+_CLASSES = ((1, 1), (2, 2), (3, 16), (17, 32), (33, 64), (65, 128), (129, MOST_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSubject:
+    """A layer to tune: `kind` "linear" or "attention", and its shape as the planner gives it."""
+
+    kind: str
+    shape: dict[str, Any]
+
+    def name(self) -> str:
+        """The layer in a few words: norm+glu 14336×4096, attention 32/8×128."""
+        shape = self.shape
+        if self.kind == "attention":
+            return f"attention {shape['q_heads']}/{shape['kv_heads']}×{shape['head_dim']}"
+        parts = ["norm"] if shape["norm"] else []
+        parts += [shape["epilogue"]] if shape["epilogue"] != "store" else []
+        parts += [shape["out_dtype"]] if shape["out_dtype"] != "bf16" else []
+        return f"{'+'.join(parts) or 'plain'} {shape['rows']}×{shape['columns']}"
 
 
 @dataclass(frozen=True, slots=True)
 class TuneCase:
-    """A kernel on a grid, for a layer of this shape and so many tokens.
+    """An alternative for a subject: what a table entry would say, and what is launched then.
 
-    `kernel` and `tile` are what a `TileEntry` would say; `current` marks what the compiler takes
-    today. Names and types of the arguments lie in the metadata of kernel `key`.
+    `launches` are those of each place of the step, their arena arguments by name of the buffer.
+    Cases of one `family` differ in their grid alone; `current` is what the compiler takes today.
     """
 
-    shape: dict[str, Any]
-    tokens: int
+    subject: int
+    family: int
     kernel: str
     tile: dict[str, int]
     current: bool
-    key: str
-    grid: tuple[int, ...]
-    partials: int
-    counters: int
+    launches: dict[str, tuple[Launch, ...]]
 
-    def name(self) -> str:
-        """Layer, tokens and tile in a few words."""
-        tile = " ".join(f"{name}={value}" for name, value in self.tile.items())
-        return f"{shape_name(self.shape)} × {self.tokens}: {self.kernel} {tile}"
+
+@dataclass(frozen=True, slots=True)
+class TuneGroup:
+    """Places of a step in order; with layers, repeated for each."""
+
+    layers: tuple[int, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneChain:
+    """The decode step of `tokens` sequences: `fixed` places, alternatives, bytes of buffers."""
+
+    tokens: int
+    groups: tuple[TuneGroup, ...]
+    fixed: dict[str, tuple[Launch, ...]]
+    buffers: dict[str, int]
+    cases: tuple[TuneCase, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSet:
-    """All cases of a model for one target, likeliest first for each shape and token count."""
+    """All steps of a model for one target; `kv_pages` is how many each pool has."""
 
     schema: int
     target: str
     sm: int
-    cases: tuple[TuneCase, ...]
-
-    def groups(self) -> list[tuple[TuneCase, ...]]:
-        """The cases of each shape and token count, in their order."""
-        found: dict[str, list[TuneCase]] = {}
-        for case in self.cases:
-            found.setdefault(f"{case.shape} {case.tokens}", []).append(case)
-        return [tuple(cases) for cases in found.values()]
-
-
-def shape_name(shape: dict[str, Any]) -> str:
-    """A layer in a few words: norm+glu 14336×4096."""
-    parts = ["norm"] if shape["norm"] else []
-    parts += [shape["epilogue"]] if shape["epilogue"] != "store" else []
-    parts += [shape["out_dtype"]] if shape["out_dtype"] != "bf16" else []
-    return f"{'+'.join(parts) or 'plain'} {shape['rows']}×{shape['columns']}"
+    kv: tuple[KvGroup, ...]
+    kv_pages: int
+    parameters: tuple[WeightSpec, ...]
+    subjects: tuple[TuneSubject, ...]
+    chains: tuple[TuneChain, ...]
 
 
 def write_tune_set(made: TuneSet, folder: Path) -> None:
@@ -75,18 +96,18 @@ def write_tune_set(made: TuneSet, folder: Path) -> None:
 def read_tune_set(folder: Path) -> TuneSet:
     """The set in a folder. Raises ArtifactError for one that is missing or cannot be read."""
     try:
-        found = from_value(TuneSet, json.loads((folder / TUNE).read_text()), TUNE)
+        value = json.loads((folder / TUNE).read_text())
+        if isinstance(value, dict) and value.get("schema") != SCHEMA:
+            raise ArtifactError(
+                f"{TUNE} has schema {value.get('schema')}, not {SCHEMA}", hint="build it again"
+            )
+        return from_value(TuneSet, value, TUNE)
     except (OSError, ValueError, PlanError) as error:
         raise ArtifactError(
             f"no kernels to measure: {error}",
             where=str(folder),
             hint="sitsc tune build writes them",
         ) from None
-    if found.schema != SCHEMA:
-        raise ArtifactError(
-            f"{TUNE} has schema {found.schema}, not {SCHEMA}", hint="build it again"
-        )
-    return found
 
 
 def token_range(tokens: int, measured: tuple[int, ...], kernel: str) -> tuple[int, int]:
@@ -100,3 +121,9 @@ def token_range(tokens: int, measured: tuple[int, ...], kernel: str) -> tuple[in
     if kernel.startswith("gemv") or any(tokens < count <= high for count in measured):
         high = tokens
     return low, high
+
+
+def contexts(sequences: int) -> tuple[int, ...]:
+    """Context lengths at which attention of so many sequences is measured."""
+    longest = min(8192, 131072 // sequences)
+    return tuple(sorted({128, min(1024, longest), longest}))

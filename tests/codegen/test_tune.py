@@ -1,23 +1,22 @@
 """Candidates of `sitsc tune build`: which, that they are compiled, and that a table gives them."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sitsc.codegen import aot
-from sitsc.codegen.cuda import CudaProvider
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.cuda_linear import Linear
-from sitsc.codegen.tune import build, spread
+from sitsc.codegen.tune import VariedProvider, choices, heads, spread
 from sitsc.core.errors import ArtifactError, CompileError
 from sitsc.core.hardware import CudaLimits, load_target
 from sitsc.core.kernel_meta import read_kernel_meta
-from sitsc.core.tiles import TileEntry, shape_of
-from sitsc.core.tuning import TUNE, read_tune_set
+from sitsc.core.tiles import TileTable
+from sitsc.core.tuning import TUNE, TuneSubject, read_tune_set
 from tests import cuda_kernels
 from tests.commands.command_line import call
 
@@ -68,48 +67,95 @@ def test_kernels_that_spill_are_left_out(tmp_path):
     assert not list(tmp_path.rglob(f"{spills.key()}.*"))
 
 
-@pytest.mark.parametrize("tokens", [1, 8])
-def test_a_table_with_a_case_gives_its_kernel_and_grid(tmp_path, tokens):
-    op = Linear(96, 256, norm=True, eps=1e-5, epilogue="glu")
-    made, refused = build([asdict(op)], [tokens], 3, "h200", H200, tmp_path)
-    assert len({case.key for case in made.cases}) + len(refused) in (2, 3)
-    assert made.cases[0].current and not any(case.current for case in made.cases[1:])
-    for case in made.cases:
-        provider = CudaProvider("h200", H200)
-        entry = (*shape_of(case.shape), tokens, tokens, case.kernel, case.tile, {})
-        provider.entries = (TileEntry(*entry),)
-        info = provider.linear(case.shape, tokens)
-        assert info is not None
-        assert (info.key, info.grid) == (case.key, case.grid)
-        assert (info.num_partials, info.num_counters) == (case.partials, case.counters)
-    assert read_tune_set(tmp_path) == made
+LINEAR: dict[str, Any] = {
+    "rows": 4096,
+    "columns": 4096,
+    "norm": True,
+    "eps": 1e-5,
+    "offset": 0.0,
+    "epilogue": "glu",
+    "activation": "silu",
+    "bias": False,
+    "out_dtype": "bf16",
+}
+ATTENTION: dict[str, Any] = {
+    "q_heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "rotary_dim": 128,
+    "rope_style": "half",
+    "page_tokens": 64,
+    "scale": 0.1,
+    "window": 0,
+    "softcap": 0.0,
+    "sinks": False,
+}
 
 
-def test_the_command_builds_for_every_linear_layer(tmp_path: Path, capfd):
+@pytest.mark.parametrize("tokens", [1, 2, 8, 32, 128, 256])
+@pytest.mark.parametrize("kind", ["linear", "attention"])
+def test_every_choice_gives_kernels_of_its_tile(tokens, kind):
+    subject = TuneSubject(kind, LINEAR if kind == "linear" else ATTENTION)
+    found = choices(subject, tokens, TileTable(), H200, 9)
+    assert found[0].current and not any(choice.current for choice in found[1:])
+    provider, keys = VariedProvider("h200", H200), set()
+    for choice in found:
+        provider.vary(subject, tokens, choice)
+        if kind == "attention":
+            infos = provider.attention(ATTENTION | {"sequences": tokens}, "decode")
+            splits = choice.tile["splits"]
+            assert len(infos) == 1 + (choice.tile["merge"] == 2)
+            assert infos[0].grid == (("sequences", 8, splits) if splits > 1 else ("sequences", 8))
+        else:
+            info = provider.linear(LINEAR, tokens)
+            assert (info is None) == (choice.kernel == "library")
+            infos = () if info is None else (info,)
+            for one in infos:
+                apart = "norm_ptr" not in dict(one.arguments)
+                assert apart == bool(choice.tile.get("separate_norm"))
+        keys |= {(info.key, info.grid) for info in infos}
+        assert all(info.tile == choice.tile or info.template == "attention_reduce" for info in infos)
+    assert len(keys) >= 5 or tokens > 128
+    assert heads(ATTENTION).group == 4
+
+
+def test_the_command_builds_steps_with_alternatives(tmp_path: Path, capfd):
     out = tmp_path / "made"
     arguments = ("tune", "build", "h100", "--model", "tiny-llama", "-o", out)
     result = call(capfd, *arguments, "--tokens", "8,1", "--most", 2, "--json")
     assert result.code == 0, result
     told, found = json.loads(result.out), read_tune_set(out)
     assert (found.target, found.sm) == ("h100", 90)
-    assert told["kernels"] == len({case.key for case in found.cases}) <= 20
-    groups = found.groups()
-    assert len(groups) == 10  # qkv, o, gate·up, down and lm_head, at 1 and at 8 tokens
-    epilogues = sorted(group[0].shape["epilogue"] for group in groups if group[0].tokens == 1)
-    assert epilogues == ["glu", "residual", "residual", "store", "store"]
-    assert {case.shape["out_dtype"] for case in found.cases} == {"bf16", "fp32"}
-    for case in found.cases:
-        path = out / f"kernels/sm_90/{case.key}.json"
-        assert read_kernel_meta(path.read_text()).key == case.key
+    assert [chain.tokens for chain in found.chains] == [1, 8]
+    kinds = sorted(subject.shape.get("epilogue", "attention") for subject in found.subjects)
+    assert kinds == ["attention", "glu", "residual", "residual", "store", "store"]
+    used = set()
+    for chain in found.chains:
+        places = {place for group in chain.groups for place in group.places}
+        tuned = {place for case in chain.cases for place in case.launches}
+        assert tuned | set(chain.fixed) == places and not tuned & set(chain.fixed)
+        assert {case.subject for case in chain.cases if case.current} == set(range(6))
+        for case in chain.cases:
+            launches = [one for many in case.launches.values() for one in many]
+            arena = {a.buffer for one in launches for a in one.arguments if a.source == "arena"}
+            assert arena <= set(chain.buffers) | INPUTS
+            used |= {one.kernel for one in launches if one.kind == "kernel"}
+    assert told["kernels"] >= len(used)
+    for key in used:
+        path = out / f"kernels/sm_90/{key}.json"
+        assert read_kernel_meta(path.read_text()).key == key
         assert path.with_suffix(".cubin").is_file() and not path.with_suffix(".py").exists()
     call(capfd, *arguments).refused(2, "not empty")
+
+
+INPUTS = {"token_ids", "position_ids", "logit_rows", "block_table", "query_start", "context_lens"}
 
 
 @pytest.mark.parametrize(
     ("target", "options", "part"),
     [
         ("h200", ("--tokens", "0,1"), "--tokens"),
-        ("h200", ("--tokens", "65"), "--tokens"),
+        ("h200", ("--tokens", "257"), "--tokens"),
         ("h200", ("--tokens", "some"), "--tokens"),
         ("h200", ("--most", 0), "--most 0"),
         ("h300", (), "unknown target"),
@@ -125,6 +171,6 @@ def test_refused(tmp_path: Path, capfd, target, options, part):
 def test_a_folder_without_candidates_is_refused(tmp_path: Path):
     with pytest.raises(ArtifactError, match="sitsc tune build"):
         read_tune_set(tmp_path)
-    (tmp_path / TUNE).write_text('{"schema": 9, "target": "h200", "sm": 90, "cases": []}')
+    (tmp_path / TUNE).write_text('{"schema": 9, "target": "h200", "sm": 90}')
     with pytest.raises(ArtifactError, match="schema 9"):
         read_tune_set(tmp_path)

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from sitsc.core.errors import PlanError
 from sitsc.core.hardware import target_names
-from sitsc.core.tiles import TileEntry, choose_linear, load_entries, read_entries, table_text
+from sitsc.core.tiles import (
+    AttentionEntry,
+    TileEntry,
+    TileTable,
+    choose_attention,
+    choose_linear,
+    load_table,
+    read_table,
+    table_text,
+)
 from sitsc.core.tuning import MOST_TOKENS, token_range
 
 SHAPE: dict[str, Any] = {
@@ -22,16 +31,19 @@ SHAPE: dict[str, Any] = {
 }
 TILE = {"block_n": 4, "block_k": 2048, "programs": 264}
 ENTRY = TileEntry(6144, 4096, True, "store", "bf16", 1, 2, "gemv", TILE, {"us": 13.9, "gpu": "G"})
+HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+HEADS_TILE = {"block": 64, "stages": 3, "num_warps": 4, "splits": 16, "share": 2, "merge": 1}
+HEADS_ENTRY = AttentionEntry(32, 8, 128, 1, 2, HEADS_TILE, {"us": 4.0})
 
 
 def test_a_table_comes_back_as_it_was_written():
     library = dataclasses.replace(ENTRY, low=3, high=16, kernel="library", tile={})
     other = dataclasses.replace(ENTRY, rows=128, norm=False, out_dtype="fp32")
-    text = table_text([library, ENTRY, other])
-    assert read_entries(text, "table") == (other, ENTRY, library)
-    assert table_text(read_entries(text, "table")) == text
-    assert len(text.splitlines()) == 5
-    assert read_entries(table_text([]), "table") == ()
+    text = table_text(TileTable((library, ENTRY, other), (HEADS_ENTRY,)))
+    assert read_table(text, "table") == TileTable((other, ENTRY, library), (HEADS_ENTRY,))
+    assert table_text(read_table(text, "table")) == text
+    assert len(text.splitlines()) == 8
+    assert read_table(table_text(TileTable()), "table") == TileTable()
 
 
 @pytest.mark.parametrize(
@@ -39,12 +51,13 @@ def test_a_table_comes_back_as_it_was_written():
 )
 def test_a_damaged_table_is_refused_by_name(text):
     with pytest.raises(PlanError, match="tiles/gpu"):
-        read_entries(text, "tiles/gpu")
+        read_table(text, "tiles/gpu")
 
 
 @pytest.mark.parametrize("target", target_names())
 def test_tables_of_all_targets_can_be_read(target):
-    for entry in load_entries(target):
+    table = load_table(target)
+    for entry in (*table.linear, *table.attention):
         assert 1 <= entry.low <= entry.high and entry.evidence
 
 
@@ -54,6 +67,15 @@ def test_a_measured_entry_goes_before_the_rule():
     assert choose_linear((ENTRY,), SHAPE, 3, 132).source == "rule"
     library = dataclasses.replace(ENTRY, low=3, high=16, kernel="library", tile={})
     assert choose_linear((ENTRY, library), SHAPE, 8, 132).kernel == "library"
+
+
+def test_attention_has_entries_and_a_rule():
+    assert choose_attention((HEADS_ENTRY,), HEADS, 2, 132).tile == HEADS_TILE
+    assert choose_attention((HEADS_ENTRY,), HEADS | {"head_dim": 64}, 2, 132).source == "rule"
+    for sequences in (1, 3, 8, 64, 256):
+        tile = choose_attention((HEADS_ENTRY,), HEADS, sequences + 2, 132).tile
+        assert tile["merge"] == (tile["splits"] > 1)
+        assert 4 * tile["stages"] * tile["block"] * 128 <= 96 << 10
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sitsc.core.tiles import choose_linear, read_entries
-from sitsc.core.tuning import TuneCase, read_tune_set
-from sitsc.runtime.tune import LayerResult, entries, run
-from sitsc.runtime.tune_chain import copies, weight_bytes
+from sitsc.core.tiles import TileTable, choose_attention, choose_linear
+from sitsc.core.tuning import TuneCase, TuneSubject, contexts, read_tune_set
+from sitsc.runtime.tune import SubjectResult, merged, run, table_of
 
 SHAPE: dict[str, Any] = {
     "rows": 4096,
@@ -28,17 +27,20 @@ SHAPE: dict[str, Any] = {
     "out_dtype": "bf16",
 }
 TILE = {"block_n": 64, "block_k": 128}
-CASE = TuneCase(SHAPE, 8, "skinny", TILE, True, "0", (64,), 0, 0)
-RESULT = LayerResult(SHAPE, 8, CASE, 8.25, 9.0, 12.0, 7.39, 5, 0, ())
+CASE = TuneCase(0, 0, "skinny", TILE, True, {})
+RESULT = SubjectResult(
+    TuneSubject("linear", SHAPE), 8, CASE, 900.0, 8.25, 950.0, 910.0, 5, 0, (), 100
+)
+HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 
 
 def test_entries_cover_the_counts_around_those_measured():
     results = [
-        replace(RESULT, tokens=1, best=replace(CASE, tokens=1, kernel="gemv")),
+        replace(RESULT, tokens=1, best=replace(CASE, kernel="gemv")),
         RESULT,
-        replace(RESULT, tokens=64, best_us=15.0),
+        replace(RESULT, tokens=64, best=replace(CASE, kernel="library", tile={})),
     ]
-    made = entries(results, (), "a GPU")
+    made = merged(results, TileTable(), "a GPU").linear
     assert [(e.low, e.high, e.kernel) for e in made] == [
         (1, 1, "gemv"),
         (3, 16, "skinny"),
@@ -46,36 +48,36 @@ def test_entries_cover_the_counts_around_those_measured():
     ]
     assert made[1].tile == TILE and made[2].tile == {}
     evidence = made[1].evidence
-    assert (evidence["us"], evidence["library_us"], evidence["gpu"]) == (8.25, 12.0, "a GPU")
+    assert (evidence["us"], evidence["library_step_us"], evidence["gpu"]) == (8.25, 910.0, "a GPU")
     assert evidence["torch"] == torch.__version__ and evidence["version"] and evidence["date"]
-    chosen = choose_linear(tuple(made), SHAPE, 16, 132)
+    chosen = choose_linear(made, SHAPE, 16, 132)
     assert (chosen.kernel, chosen.source) == ("skinny", "measured")
 
 
-def test_the_library_must_win_with_what_it_lacks():
-    close = replace(RESULT, library_us=6.0)
-    assert close.library_wins()
-    assert not replace(close, shape=SHAPE | {"norm": True}).library_wins()
-    assert not replace(close, shape=SHAPE | {"epilogue": "glu"}).library_wins()
-    assert not replace(close, shape=SHAPE | {"bias": True}).library_wins()
-    assert replace(close, best=None, best_us=None).library_wins()
+def test_attention_covers_all_counts_up_to_the_measured_one():
+    tile = {"block": 64, "splits": 16}
+    case = replace(CASE, kernel="attention_decode", tile=tile)
+    one = replace(RESULT, subject=TuneSubject("attention", HEADS), best=case)
+    made = merged([one, replace(one, tokens=64)], TileTable(), "a GPU").attention
+    assert [(entry.low, entry.high) for entry in made] == [(1, 8), (9, 64)]
+    assert choose_attention(made, HEADS, 48, 132).tile == tile
+    assert choose_attention(made, HEADS, 65, 132).source == "rule"
 
 
-def test_entries_of_other_shapes_are_kept_and_those_of_the_same_replaced():
-    other = replace(RESULT, shape=SHAPE | {"rows": 128})
-    before = tuple(entries([other, replace(RESULT, best_us=9.0)], (), "old"))
-    made = entries([RESULT], before, "new")
-    assert sorted((e.rows, e.evidence["gpu"]) for e in made) == [(128, "old"), (4096, "new")]
-    assert entries([replace(RESULT, best=None, best_us=None, library_us=None)], (), "new") == []
+def test_entries_are_replaced_where_new_ones_stand_and_kept_elsewhere():
+    other = replace(RESULT, subject=TuneSubject("linear", SHAPE | {"rows": 128}))
+    wide = replace(RESULT, tokens=64, best=replace(CASE, tile={"block_n": 128}))
+    before = merged([other, RESULT, wide], TileTable(), "old")
+    made = merged([RESULT], before, "new").linear
+    found = sorted((e.rows, e.low, e.high, e.evidence["gpu"]) for e in made)
+    assert found == [(128, 3, 16, "old"), (4096, 3, 16, "new"), (4096, 33, 64, "old")]
 
 
-@pytest.mark.parametrize("rows", [64, 4096, 128256])
-def test_a_chain_reads_more_than_the_cache_and_fits(rows):
-    shape, l2 = SHAPE | {"rows": rows}, 60 << 20
-    count = copies(shape, l2, 140 << 30)
-    assert 16 <= count <= 32
-    assert count == 32 or count * weight_bytes(shape) >= 16 * l2
-    assert copies(shape, l2, 4 * weight_bytes(shape)) == 2
+def test_contexts_fit_the_memory_of_a_pool():
+    for sequences in (1, 8, 32, 64, 256):
+        lengths = contexts(sequences)
+        assert lengths[0] == 128 and max(lengths) * sequences <= 131072
+        assert list(lengths) == sorted(set(lengths))
 
 
 @pytest.mark.gpu
@@ -85,7 +87,8 @@ def test_a_run_writes_a_table(tmp_path: Path):
         pytest.skip("needs a GPU, and SITSC_GPU_TUNE")
     table = tmp_path / "table.json"
     results = run(Path(folder), table, seconds=2.0)
-    made = read_entries(table.read_text(), "table")
-    assert len(made) == len(results) == len(read_tune_set(Path(folder)).groups())
+    made, tune_set = table_of(table), read_tune_set(Path(folder))
+    assert len(made.linear) + len(made.attention) == len(results)
+    assert {r.tokens for r in results} == {chain.tokens for chain in tune_set.chains}
     assert all(result.measured and not result.dropped for result in results)
-    assert all(result.best_us and 0.8 * result.limit_us < result.best_us for result in results)
+    assert all(result.step_us < 1.02 * result.first_us for result in results)
