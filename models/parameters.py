@@ -6,7 +6,7 @@ In: a config dict. Out: an ordered map of tensor name to shape, as a checkpoint 
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss")
 
 
 def parameter_shapes(config: dict[str, Any], layers: int | None = None) -> Shapes:
@@ -33,14 +33,17 @@ def _attention(config: dict[str, Any]) -> Shapes:
     q, kv = heads * head_dim, config.get("num_key_value_heads", heads) * head_dim
     widths = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
     widths["o_proj"] = (hidden, q)
-    biased: set[str] = set(widths) if config.get("attention_bias") else set()
-    if config["model_type"] == "qwen2":
+    default = config["model_type"] == "gpt_oss"
+    biased: set[str] = set(widths) if config.get("attention_bias", default) else set()
+    if config["model_type"] in ("qwen2", "qwen2_moe"):
         biased = {"q_proj", "k_proj", "v_proj"}
     shapes: Shapes = {}
     for name, shape in widths.items():
         shapes[f"self_attn.{name}.weight"] = shape
         if name in biased:
             shapes[f"self_attn.{name}.bias"] = shape[:1]
+    if config["model_type"] == "gpt_oss":
+        shapes["self_attn.sinks"] = (heads,)
     if config["model_type"].startswith("qwen3"):
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (head_dim,)
     return shapes
@@ -48,14 +51,45 @@ def _attention(config: dict[str, Any]) -> Shapes:
 
 def _mlp(config: dict[str, Any]) -> Shapes:
     hidden = config["hidden_size"]
-    if config["model_type"] != "qwen3_moe":
+    if config["model_type"] == "mixtral":
+        return _mixtral(config)
+    if config["model_type"] == "gpt_oss":
+        return _gpt_oss(config)
+    if config["model_type"] not in ("qwen2_moe", "qwen3_moe"):
         return _glu("mlp.", hidden, config["intermediate_size"], bool(config.get("mlp_bias")))
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise ValueError("random weights for models with some dense layers are not supported")
     shapes: Shapes = {"mlp.gate.weight": (config["num_experts"], hidden)}
     for expert in range(config["num_experts"]):
         shapes |= _glu(f"mlp.experts.{expert}.", hidden, config["moe_intermediate_size"], False)
+    if config["model_type"] == "qwen2_moe":
+        shared = config["shared_expert_intermediate_size"]
+        shapes |= _glu("mlp.shared_expert.", hidden, shared, False)
+        shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
     return shapes
+
+
+def _mixtral(config: dict[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {"block_sparse_moe.gate.weight": (config["num_local_experts"], hidden)}
+    for expert in range(config["num_local_experts"]):
+        prefix = f"block_sparse_moe.experts.{expert}."
+        shapes |= {f"{prefix}{name}.weight": (inner, hidden) for name in ("w1", "w3")}
+        shapes[f"{prefix}w2.weight"] = (hidden, inner)
+    return shapes
+
+
+def _gpt_oss(config: dict[str, Any]) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    count = config["num_local_experts"]
+    return {
+        "mlp.router.weight": (count, hidden),
+        "mlp.router.bias": (count,),
+        "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+        "mlp.experts.down_proj": (count, inner, hidden),
+        "mlp.experts.down_proj_bias": (count, hidden),
+    }
 
 
 def _glu(prefix: str, hidden: int, inner: int, bias: bool) -> Shapes:

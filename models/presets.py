@@ -102,6 +102,37 @@ _TINY_QWEN2 = {k: v for k, v in _TINY.items() if k not in ("attention_bias", "ml
     "use_sliding_window": False,
 }
 _TINY_QWEN2.pop("head_dim")
+_TINY_QWEN3_MOE = _TINY_QWEN2 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "attention_bias": False,
+    "moe_intermediate_size": 40,
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_TINY_MIXTRAL = {k: v for k, v in _TINY.items() if k not in ("attention_bias", "mlp_bias")} | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_TINY_GPT_OSS = {k: v for k, v in _TINY.items() if k != "mlp_bias"} | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 40,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 3,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "swiglu_limit": 7.0,
+}
 # Nothing is a multiple of 16: heads do not fill the hidden size either.
 _TINY_ODD = _TINY | {
     "hidden_size": 36,
@@ -121,6 +152,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-llama-tied": _TINY | {"tie_word_embeddings": True},
     "tiny-llama31": _TINY | {"rope_scaling": _LLAMA31_SCALING},
     "tiny-qwen2": _TINY_QWEN2,
+    "tiny-mixtral": _TINY_MIXTRAL,
+    "tiny-qwen3-moe": _TINY_QWEN3_MOE,
+    "tiny-gpt-oss": _TINY_GPT_OSS,
     "tiny-odd": _TINY_ODD,
 }
 

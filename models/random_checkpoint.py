@@ -142,6 +142,6 @@ def _distribution(name: str, shape: tuple[int, ...], layers: int) -> tuple[float
     if len(shape) == 1:
         return (0.0, 0.1) if name.endswith("bias") else (1.0, 0.1)
     deviation = 1 / math.sqrt(shape[1])
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
+    if name.endswith(("o_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")):
         deviation /= math.sqrt(2 * layers)
     return 0.0, deviation

@@ -58,6 +58,8 @@ def cost_of(node: fx.Node, sizes: Sizes) -> Cost:
         return _linear(node, sizes)
     if is_op(node, "paged_attention"):
         return _attention(node, sizes)
+    if is_op(node, "moe"):
+        return _experts(node, sizes)
     out = sizes.nbytes(node)
     if is_op(node, "packed_embedding", "embedding"):
         return Cost(2 * out, 0, "float32")
@@ -77,6 +79,25 @@ def _linear(node: fx.Node, sizes: Sizes) -> Cost:
     moved = sum(sizes.nbytes(n) for n in node.all_input_nodes) + sizes.nbytes(node)
     dtype = spec.dtype if spec else "float32"
     return Cost(moved, 2 * rows * outputs * sizes.of(x.shape[-1]), dtype)
+
+
+def active_experts(experts: int, top_k: int, tokens: int) -> float:
+    """Distinct experts that `tokens` choose, on average, when each choice is as likely."""
+    return experts * (1 - (1 - top_k / experts) ** tokens)
+
+
+def _experts(node: fx.Node, sizes: Sizes) -> Cost:
+    """The weights of the chosen experts are read once; a token computes `top_k` of them."""
+    args = arguments(node)
+    spec = weight_of(args["gate_up"])
+    experts, hidden = sizes.of(tensor(args["logits"]).shape[-1]), sizes.of(tensor(node).shape[-1])
+    rows = sizes.elements(node) // hidden
+    share = active_experts(experts, args["top_k"], rows) / experts
+    weights = [n for n in node.all_input_nodes if weight_of(n) is not None]
+    moved = share * sum(sizes.nbytes(n) for n in weights) + sizes.nbytes(node)
+    moved += sum(sizes.nbytes(n) for n in node.all_input_nodes if n not in weights)
+    dtype = spec.dtype if spec else "float32"
+    return Cost(int(moved), 6 * rows * args["top_k"] * args["intermediate"] * hidden, dtype)
 
 
 def _attention(node: fx.Node, sizes: Sizes) -> Cost:

@@ -23,7 +23,7 @@ from sitsc.core.weights import dtype_name
 from sitsc.passes.cost import Sizes, cost_of, predict_us
 from sitsc.passes.fxutil import arguments, is_op, layer_of, module_path, tensor, weight_of
 
-KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "paged_attention")
+KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "paged_attention", "moe")
 PACKAGE_GROUP = "step"
 _TYPICAL_CONTEXT = 512
 

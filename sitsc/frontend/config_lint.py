@@ -22,6 +22,7 @@ OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "num_experts", "num_local_
     "num_experts_per_tok",
     "moe_intermediate_size",
     "decoder_sparse_step",
+    "shared_expert_intermediate_size",
 )
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 
@@ -65,6 +66,9 @@ def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> T
         qk_norm=family.get("qk_norm", ""),
         fused=family.get("fused", False),
         head_dim=family.get("head_dim", 0),
+        experts=family.get("experts", "qwen"),
+        attention_bias=family.get("attention_bias", False),
+        sinks=family.get("sinks", False),
         norms=tuple(family.get("norms", ("input_layernorm", "post_attention_layernorm"))),
     )
     return lint_family_tensors(config, shape, tensors)

@@ -4,6 +4,14 @@ from typing import Any
 
 _HEAD_DIM = 16
 _LAYERS = 2
+# The most of each; a config that has fewer keeps them.
+_EXPERTS = {
+    "num_experts": 16,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+}
 
 
 def tiny_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +30,7 @@ def tiny_config(config: dict[str, Any]) -> dict[str, Any]:
         "intermediate_size": 96,
         "vocab_size": 320,
     }
+    small |= {key: min(small[key], most) for key, most in _EXPERTS.items() if small.get(key)}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         small.pop(key, None)
     if isinstance(layers := small.get("layer_types"), list):

@@ -11,6 +11,7 @@ from typing import Any
 
 from sitsc.core.errors import ConfigError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import TensorInfo
+from sitsc.frontend.experts_lint import experts_shapes, is_sparse, num_experts
 from sitsc.frontend.safe_files import shown
 
 Shapes = dict[str, tuple[int, ...]]
@@ -29,6 +30,9 @@ class Family:
     qk_norm: str = ""
     fused: bool = False
     head_dim: int = 0
+    experts: str = "qwen"
+    attention_bias: bool = False
+    sinks: bool = False
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -45,7 +49,8 @@ def lint_family_tensors(
 ) -> TensorLint:
     """Check names, shapes and kinds of all tensors; ConfigError at the first that is off."""
     # A hostile config must not make us list parameters without end.
-    at_least = config["num_hidden_layers"] * (_num_experts(config) or 1)
+    apart = num_experts(config) if family.experts != "stacked" else 0
+    at_least = config["num_hidden_layers"] * (apart or 1)
     if at_least > len(tensors):
         raise _bad(
             f"the config calls for more than {at_least} tensors, there are {len(tensors)}",
@@ -120,7 +125,9 @@ def _attention(config: dict[str, Any], family: Family) -> Shapes:
     head_dim = config.get("head_dim") or family.head_dim or hidden // heads
     q, kv = heads * head_dim, kv_heads * head_dim
     widths = {"qkv_proj": q + 2 * kv} if family.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    bias, shapes = bool(config.get("attention_bias")), _linear("self_attn.o_proj", hidden, q)
+    given = config.get("attention_bias")
+    bias = family.attention_bias if given is None else bool(given)
+    shapes = _linear("self_attn.o_proj", hidden, q)
     if bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
     for name, width in widths.items():
@@ -129,6 +136,8 @@ def _attention(config: dict[str, Any], family: Family) -> Shapes:
         per_head = family.qk_norm == "head"
         shapes["self_attn.q_norm.weight"] = (head_dim if per_head else q,)
         shapes["self_attn.k_norm.weight"] = (head_dim if per_head else kv,)
+    if family.sinks:
+        shapes["self_attn.sinks"] = (heads,)
     return shapes
 
 
@@ -139,18 +148,9 @@ def _mlp(config: dict[str, Any], family: Family, layer: int) -> Shapes:
         return _linear("mlp.gate_up_proj", 2 * inner, hidden) | _linear(
             "mlp.down_proj", hidden, inner
         )
-    num_experts, step = _num_experts(config), config.get("decoder_sparse_step") or 1
-    dense = layer in (config.get("mlp_only_layers") or []) or (layer + 1) % step
-    if not num_experts or dense:
-        return _glu("mlp", hidden, inner, bias)
-    shapes = _linear("mlp.gate", num_experts, hidden)
-    for expert in range(num_experts):
-        shapes |= _glu(f"mlp.experts.{expert}", hidden, config["moe_intermediate_size"], False)
-    return shapes
-
-
-def _num_experts(config: dict[str, Any]) -> int:
-    return config.get("num_experts") or config.get("num_local_experts") or 0
+    if is_sparse(config, layer):
+        return experts_shapes(config, family.experts)
+    return _glu("mlp", hidden, inner, bias)
 
 
 def _glu(prefix: str, hidden: int, inner: int, bias: bool) -> Shapes:

@@ -20,6 +20,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 MOE = {"num_experts": 4, "moe_intermediate_size": 8}
+EXPERTS: dict[str, dict[str, int]] = {
+    "qwen3_moe": MOE,
+    "qwen2_moe": MOE | {"shared_expert_intermediate_size": 24},
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4},
+}
 
 
 def tiny(**changes: Any) -> dict[str, Any]:
@@ -38,9 +44,9 @@ def reference(family: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "head_dim": 12}
     sizes |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    if family in ("phi3", "smollm3", "olmo2", "granite", "qwen2", "qwen3_moe"):
+    if family in ("phi3", "smollm3", "olmo2", "granite", "qwen2", "qwen2_moe", "qwen3_moe"):
         del sizes["head_dim"]
-    config = AutoConfig.for_model(family, **sizes, **(MOE if family == "qwen3_moe" else {}))
+    config = AutoConfig.for_model(family, **sizes, **EXPERTS.get(family, {}))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     written = json.loads(config.to_json_string(use_diff=False))
@@ -59,9 +65,11 @@ def test_presets_pass(name: str):
 def test_what_transformers_writes_passes_and_its_tensors_are_expected(family: str):
     config, shapes = reference(family)
     lint_config(config)
-    if family == "qwen3_moe":  # experts are apart on disk and stacked in memory
-        shapes = {n: s for n, s in shapes.items() if ".experts." not in n}
-        ours = parameter_shapes(config | MOE)
+    if family in EXPERTS and family != "gpt_oss":  # experts are apart on disk, stacked in memory
+        shapes = {n: s for n, s in shapes.items() if ".mlp.experts." not in n}
+        if family == "mixtral":
+            shapes = {n.replace(".mlp.", ".block_sparse_moe."): s for n, s in shapes.items()}
+        ours = parameter_shapes(config | EXPERTS[family])
         shapes |= {n: s for n, s in ours.items() if ".experts." in n}
     assert lint_tensors(config, infos(shapes)).duplicates == {}
 

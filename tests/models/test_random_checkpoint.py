@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from sitsc.frontend.checkpoint import open_checkpoint
+from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.config_lint import lint_config, lint_tensors
 from sitsc.models.presets import PRESETS, preset
 from sitsc.models.random_checkpoint import write_random
@@ -33,7 +33,28 @@ def test_a_tiny_checkpoint_is_whole_and_its_activations_are_sane(tmp_path: Path,
     assert all(0.05 < h.std() < 20 for h in out.hidden_states)
     assert 0.3 < out.logits.std() < 5
     for parameter, value in model.named_parameters():
-        assert torch.equal(c.read(parameter).float(), value)
+        assert torch.equal(on_disk(c, parameter).float(), value)
+
+
+def on_disk(c: Checkpoint, parameter: str) -> torch.Tensor:
+    """A parameter of transformers' model from the tensors of the file."""
+    if parameter in c.tensors:
+        return c.read(parameter)
+    parameter = (
+        parameter.replace(".mlp.", ".block_sparse_moe.")
+        if "mixtral" in c.config["model_type"]
+        else parameter
+    )
+    if not parameter.endswith(("gate_up_proj", "down_proj")):
+        return c.read(parameter)
+    path, name = parameter.rsplit(".", 1)
+    mixtral = "block_sparse" in path
+    names = ("w1", "w3") if mixtral else ("gate_proj", "up_proj")
+    if name == "down_proj":
+        names = ("w2",) if mixtral else ("down_proj",)
+    count = c.config.get("num_local_experts") or c.config["num_experts"]
+    parts = [torch.cat([c.read(f"{path}.{e}.{n}.weight") for n in names]) for e in range(count)]
+    return torch.stack(parts)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path):
@@ -58,14 +79,14 @@ def test_shards_hold_the_same_values_as_one_file(tmp_path_factory, shard_bytes: 
     assert (root / "split" / "model.safetensors.index.json").exists() is (len(sizes) > 1)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama32-1b", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["llama3-8b", "llama32-1b", "smollm2-135m", "qwen3-30b-a3b"])
 def test_headers_of_a_large_model_take_no_disk(tmp_path: Path, name: str):
     c = open_checkpoint(write_random(name, tmp_path, headers_only=True))
     lint_config(c.config)
     lint_tensors(c.config, c.tensors)
     nbytes = sum(info.nbytes for info in c.tensors.values())
     assert nbytes > 250e6
-    assert sum(p.stat().st_blocks * 512 for p in tmp_path.iterdir()) < 1 << 20
+    assert sum(p.stat().st_blocks * 512 for p in tmp_path.iterdir()) < 1 << 23
     if name == "llama3-8b":
         assert nbytes == 16_060_522_496 and len({i.file for i in c.tensors.values()}) > 1
 
