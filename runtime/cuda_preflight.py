@@ -97,7 +97,7 @@ def open_gpu(ordinal: int = 0) -> Device:
 def no_gpu(error: DeviceError, artifact: Artifact) -> DeviceError:
     """The error of a machine that cannot run GPU artifacts at all, with what the artifact wants."""
     target = artifact.plan.target
-    what = f"{error.what}; the artifact is for {target.name} ({target.isa})"
+    what = f"{error.what.rstrip('.')}; the artifact is for {target.name} ({target.isa})"
     return DeviceError(what, where=artifact.root.name, hint=error.hint)
 
 

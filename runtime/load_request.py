@@ -70,8 +70,9 @@ def weights_folder(artifact: Artifact, request: LoadRequest) -> Path | None:
                 "--weights and --random-weights exclude each other", hint="leave out one"
             )
         return None
-    place = request.weights or Path(artifact.manifest.checkpoint_hint)
-    if not str(place) or not place.is_dir():
+    hint = artifact.manifest.checkpoint_hint
+    place = request.weights or (Path(hint) if hint else None)
+    if place is None or not place.is_dir():
         raise ArtifactError(
             "this artifact holds no weights",
             hint="name the checkpoint folder with --weights DIR, or use --random-weights",

@@ -14,7 +14,7 @@ from sitsc.runtime.memory_budget import Room, components, needed_bytes, size_tex
 
 _MOST_CHANGES = 3
 _ALIGNMENT = 64
-_LEAST_CONTEXT = 256
+_LEAST_CONTEXT, _LEAST_CHUNK = 256, 16
 _INT8_TARGETS = ("cpu",)
 
 
@@ -113,7 +113,8 @@ class _Shape:
     def __init__(self, plan: Plan) -> None:
         self._plan, schedule = plan, plan.schedule
         self.chunk, self.batch = schedule.prefill_chunk_tokens, schedule.max_batch
-        self.chunks = schedule.prefill_buckets or (self.chunk,)
+        steps = [tokens - self.batch for tokens in schedule.prefill_buckets]
+        self.chunks = (*(c for c in steps if _LEAST_CHUNK <= c < self.chunk), self.chunk)
         self.batches = schedule.decode_buckets or (self.batch,)
         self._page_bytes = sum(group.page_bytes for group in plan.kv)
         self._page_tokens = plan.kv[0].page_tokens
@@ -130,15 +131,20 @@ class _Shape:
         )
 
     def arena(self, chunk: int, batch: int) -> int:
-        """Where the arena ends at most when only buckets up to these sizes are left."""
+        """Where the arena ends at most when only buckets up to these sizes are left.
+
+        The largest step is a chunk beside a whole batch.
+        """
         if (chunk, batch) == (self.chunk, self.batch):
             return self._plan.memory.arena_bytes
+        buckets = self._plan.schedule.prefill_buckets
+        step = min((t for t in buckets if t >= chunk + batch), default=chunk + batch)
         end = 0
         for buffer in self._plan.memory.arena:
             name, inside, _ = buffer.name.partition("/")
             if inside and name in self._tokens:
                 kind, sizes = self._tokens[name]
-                if sizes["tokens"] > (chunk if kind == "prefill" else batch):
+                if sizes["tokens"] > (step if kind == "prefill" else batch):
                     continue
             end = max(end, buffer.offset + -(-buffer.bytes // _ALIGNMENT) * _ALIGNMENT)
         return end

@@ -60,7 +60,7 @@ def size_bytes(text: str | None) -> int | None:
     """The bytes that "80GiB", "0.5 GB" or "1048576" means. Raises OptionError."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*", text)
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{0,3})\s*", text)
     unit = _UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or float(found[1]) == 0:
         raise OptionError(f"{text!r} is no size", hint="give bytes, or a number with MiB or GiB")

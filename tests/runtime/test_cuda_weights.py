@@ -134,7 +134,7 @@ def test_a_file_that_shrinks_while_it_is_read(folder: Path, plan: Plan):
     load = weight_load(artifact, None, "cpu", lanes=LANES)
     with (artifact.root / "weights.bin").open("r+b") as file:
         file.truncate(5000)
-    with pytest.raises(ArtifactError, match="weights.bin has become shorter"):
+    with pytest.raises(ArtifactError, match=r"weights\.bin has become shorter"):
         load.start().wait()
 
 
@@ -155,7 +155,7 @@ def test_random_weights_keep_activations_of_order_one(plan: Plan):
     for spec in plan.model.parameters:
         weight = weights[spec.name].float()
         if spec.role == "constant":
-            assert torch.equal(weights[spec.name], materialise(spec, lambda *part: weight))
+            assert torch.equal(weights[spec.name], materialise(spec, RandomRows(()).read))
         elif len(spec.shape) == 1:
             assert abs(weight.mean() - 1) < 0.1
         else:

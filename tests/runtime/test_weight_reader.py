@@ -12,16 +12,12 @@ from sitsc.core.weights import DTYPES, TensorSlice, WeightSpec
 from sitsc.runtime.weight_layout import WeightLayout, allocate_block
 from sitsc.runtime.weight_reader import FileReader, Lanes, Piece, merged, split
 
-shapes = st.one_of(
-    st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 20), st.integers(1, 30))
-)
+shapes = st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 20), st.integers(1, 30)))
 dtypes = st.sampled_from(["float32", "bfloat16", "float16", "int8"])
 
 
 def spec(name: str, shape: tuple[int, ...], dtype: str) -> WeightSpec:
-    return WeightSpec(
-        name, "weight", (TensorSlice(name, 0, shape[0]),), shape, dtype, "plain", ""
-    )
+    return WeightSpec(name, "weight", (TensorSlice(name, 0, shape[0]),), shape, dtype, "plain", "")
 
 
 @given(st.lists(st.tuples(shapes, dtypes), max_size=12))
