@@ -65,7 +65,7 @@ def measure_decode(session: Session, batch: int, context: int, steps: int) -> De
         start = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - start)
-    _drain(engine, ids)
+    drain(engine, ids)
     middle = percentile(times, 0.5)
     return DecodeResult(
         batch=batch,
@@ -89,7 +89,7 @@ def measure_ttft(session: Session, tokens: int, repeats: int) -> float:
         while not any(output.token_ids for output in session.engine.step()):
             pass
         times.append(time.perf_counter() - start)
-        _drain(session.engine, [request])
+        drain(session.engine, [request])
     return min(times) * 1e3
 
 
@@ -109,7 +109,8 @@ def _check(session: Session, batch: int, context: int, answer: int) -> None:
         )
 
 
-def _drain(engine: Engine, ids: list[int]) -> None:
+def drain(engine: Engine, ids: list[int]) -> None:
+    """End requests and finish the steps that they were in."""
     for request in ids:
         engine.abort(request)
     while engine.has_work:

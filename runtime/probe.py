@@ -1,13 +1,16 @@
 """A process of its own that starts, answers once and reports: start-up time and peak memory.
 
-`python -m sitsc.runtime.probe ART STARTED_NS TOKENS` prints one JSON object. STARTED_NS is the wall
-clock of the parent just before it started this process.
+`python -m sitsc.runtime.probe ART STARTED_NS TOKENS [--random-weights] [--weights DIR]
+[--memory-limit BYTES]` prints one JSON object. STARTED_NS is the wall clock of the parent just
+before it started this process.
 """
 
 import json
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 
 def _status_kib(key: str) -> int:
@@ -18,38 +21,59 @@ def _status_kib(key: str) -> int:
     return 0
 
 
+def _options(arguments: list[str]) -> Namespace:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("started_ns", type=int)
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("--random-weights", action="store_true")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--memory-limit", type=int)
+    return parser.parse_args(arguments)
+
+
 def main() -> None:
     """Load, generate and print what it took."""
-    root, started_ns, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     began = time.time_ns()
-    import torch  # noqa: F401, PLC0415  (the baseline of memory is a process that only has torch)
+    given = _options(sys.argv[1:])
+    import torch  # noqa: PLC0415  (the baseline of memory is a process that only has torch)
 
     torch_only, imported = _status_kib("VmRSS"), time.time_ns()
     from sitsc.core.sampling import SamplingOptions  # noqa: PLC0415
     from sitsc.runtime.loader import load  # noqa: PLC0415
 
     modules = time.time_ns()
-    session = load(root)
+    session = load(
+        given.artifact,
+        weights=given.weights,
+        random_weights=given.random_weights,
+        memory_limit=given.memory_limit,
+    )
     loaded = time.time_ns()
     first = 0
-    ids = [session.artifact.plan.tokens.bos_token_id or 1, *range(20, 36)]
-    for output in session.engine.generate(ids, SamplingOptions(max_tokens=count, ignore_eos=True)):
+    plan = session.artifact.plan
+    ids = [plan.tokens.bos_token_id or 1, *range(20, 36)]
+    options = SamplingOptions(max_tokens=given.tokens, ignore_eos=True)
+    for output in session.engine.generate(ids, options):
         first = first or time.time_ns()
         assert output.error is None, output.error
     phases = {
-        "python": began - started_ns,
+        "python": began - given.started_ns,
         "import_torch": imported - began,
         "import_sitsc": modules - imported,
         "load": loaded - modules,
         "first_token": first - loaded,
     }
-    report = {
-        "first_token_s": (first - started_ns) / 1e9,
+    report: dict[str, Any] = {
+        "first_token_s": (first - given.started_ns) / 1e9,
         "timeline_s": {name: value / 1e9 for name, value in phases.items()},
         "load_s": session.timeline,
+        "beside_s": session.beside,
         "peak_bytes_above_torch": (_status_kib("VmHWM") - torch_only) * 1024,
-        "weights_bytes": session.artifact.plan.memory.weights_bytes,
+        "weights_bytes": plan.memory.weights_bytes,
     }
+    if plan.target.isa.startswith("sm_"):
+        report["peak_device_bytes"] = torch.cuda.max_memory_allocated()
     print(json.dumps(report))
 
 

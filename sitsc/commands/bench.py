@@ -6,15 +6,23 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sitsc.commands import bench_cuda
+from sitsc.commands.bench_cuda import GpuOptions
+from sitsc.commands.output import MemoryLimit, size_bytes
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import ExecutionError, OptionError
 
+if TYPE_CHECKING:
+    from sitsc.core.artifact import Artifact
+
+_FEWEST_STEPS = 8
 _PACKAGES = ("torch", "numpy", "tokenizers")
 
 
@@ -64,15 +72,83 @@ def environment() -> dict[str, Any]:
 
 def bench(
     artifacts: Annotated[list[Path], typer.Argument(help="artifact folders")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="file to write (GPU: or an existing folder)")
+    ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="decode batch sizes")] = None,
     context: Annotated[list[int] | None, typer.Option(help="decode contexts, tokens")] = None,
     prompt: Annotated[list[int] | None, typer.Option(help="prompt lengths for TTFT")] = None,
-    steps: Annotated[int, typer.Option(help="decode steps a measurement", min=8)] = 128,
-    text: Annotated[Path | None, typer.Option(help="measure perplexity on this text")] = None,
+    steps: Annotated[
+        int, typer.Option(help="decode steps a measurement (CPU 128, GPU 192)", min=0)
+    ] = 0,
+    text: Annotated[Path | None, typer.Option(help="CPU: perplexity on this text")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="GPU: fewer steps and repeats")] = False,
+    weights: Annotated[Path | None, typer.Option(help="GPU: the checkpoint folder")] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="GPU: random weights")
+    ] = False,
+    memory_limit: MemoryLimit = None,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="GPU: mark steps for a profiler")] = False,
+    peers: Annotated[
+        Path | None, typer.Option(help="GPU: figures of others, compared by key")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="GPU: the model's name in results and peers; else the folder's")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Measure artifacts on this machine."""
+    """Measure artifacts on this machine: for the CPU several at once, for a GPU one."""
+    if 0 < steps < _FEWEST_STEPS:
+        raise OptionError(f"--steps {steps} is below {_FEWEST_STEPS}", hint="128 is usual")
+    gpu = GpuOptions(
+        batches=tuple(batch or ()),
+        contexts=tuple(context or ()),
+        prompts=tuple(prompt or ()),
+        steps=steps,
+        quick=quick,
+        weights=weights,
+        random_weights=random_weights,
+        memory_limit=size_bytes(memory_limit),
+        nvtx=nvtx,
+        peers=peers,
+        model=model,
+    )
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (torch: seconds)
+
+    opened = [open_artifact(root) for root in artifacts]
+    if any(one.plan.target.isa.startswith("sm_") for one in opened):
+        if len(opened) > 1 or text is not None:
+            raise OptionError(
+                "an artifact for a GPU is measured alone, without --text",
+                hint="one call an artifact",
+            )
+        _bench_gpu(opened[0], gpu, out, as_json)
+        return
+    if gpu.only_gpu:
+        raise OptionError(f"{gpu.only_gpu} is for artifacts of GPUs", hint="leave it out")
+    _bench_cpu(artifacts, batch, context, prompt, steps or 128, text, out, as_json)
+
+
+def _bench_gpu(artifact: "Artifact", options: GpuOptions, out: Path | None, as_json: bool) -> None:
+    report = bench_cuda.measure_gpu(artifact, options, environment())
+    if out is not None:
+        bench_cuda.write(report, out)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        bench_cuda.show(report)
+
+
+def _bench_cpu(
+    artifacts: list[Path],
+    batch: list[int] | None,
+    context: list[int] | None,
+    prompt: list[int] | None,
+    steps: int,
+    text: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     from sitsc.runtime.measure import measure_read_bandwidth  # noqa: PLC0415  (torch: seconds)
 
     kept = _read_results(out)
@@ -154,7 +230,7 @@ def _one(
     return result
 
 
-def probe(root: Path, repeats: int = 3) -> dict[str, Any]:
+def probe(root: Path, repeats: int = 3, extra: Sequence[str] = ()) -> dict[str, Any]:
     """Start a process that answers once, a few times; the report of the fastest start."""
     reports = []
     for _ in range(repeats):
@@ -165,6 +241,7 @@ def probe(root: Path, repeats: int = 3) -> dict[str, Any]:
             str(root),
             str(time.time_ns()),
             "32",
+            *extra,
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
