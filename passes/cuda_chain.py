@@ -11,8 +11,6 @@ from torch import fx
 
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.plan import Launch, LayerClass, Target
-from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_refs import Ref
 from sitsc.passes.cuda_schedule import CudaScheduler
 from sitsc.passes.schedule import StepSizes
 
@@ -59,34 +57,37 @@ class _ChainScheduler(CudaScheduler):
     """The scheduler, with names for buffers and a place for each node that launches."""
 
     def __init__(self, chain: Chain, listener: _Listener, *given: Any) -> None:
-        super().__init__(*given)
         self.chain, self.listener = chain, listener
         self.now = ""
         self.pending: list[str] = []
+        super().__init__(*given)
 
-    def _node(self, node: Node, repeated: bool) -> list[Launch]:
-        self.now, self.listener.asked = node.name, None
-        launches = super()._node(node, repeated)
-        if launches:
+    def reset(self) -> None:
+        """Forget everything that was scheduled, of the chain too."""
+        super().reset()
+        for part in (self.chain.launches, self.chain.groups, self.chain.asked):
+            part.clear()
+
+    def _node(self, node: Node) -> None:
+        self.now, self.listener.asked, before = node.name, None, len(self.launches)
+        super()._node(node)
+        if launches := self.launches[before:]:
             place = f"{len(self.out.groups)}.{len(self.pending)}"
             self.pending.append(place)
             self.chain.launches[place] = tuple(launches)
             if self.listener.asked is not None:
                 self.chain.asked[place] = self.listener.asked
-        return launches
 
-    def _new(self, node: Node, name: str | None = None) -> Ref:
-        return super()._new(node, name or node.name)
+    def buffer_name(self, what: str) -> str:
+        """Named after the node and the use, whatever else the schedule holds."""
+        name, number = f"{what}.{self.now}", 1
+        while name in self.bytes:
+            name, number = f"{what}.{self.now}.{number}", number + 1
+        return name
 
-    def _temporary(self, name: str, count: int, dtype: str) -> Ref:
-        ref = Ref("arena", f"{name}.{self.now}", dtype, 0, count)
-        self.bytes[ref.buffer] = count * DTYPES[dtype].itemsize
-        self._touch(ref)
-        return ref
-
-    def _segments(self) -> list[tuple[str, tuple[int, ...], list[Node]]]:
+    def _segments(self, *, apart: bool) -> Any:
         """The segments one by one, so that the places of each are known."""
-        found = super()._segments()
+        found = super()._segments(apart=apart)
 
         def walk() -> Any:
             for name, layers, nodes in found:
