@@ -11,6 +11,7 @@ from typing import Any
 
 from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda_attention import MERGES, Heads
+from sitsc.codegen.cuda_experts import tile as experts_tile
 from sitsc.codegen.cuda_linear import Linear, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
@@ -104,10 +105,14 @@ class CudaProvider:
     def make(self, template: str, **shape: Any) -> KernelInfo:
         """A kernel of any other template; `count` names the size that its rows are."""
         count = shape.pop("count", "tokens")
-        if template == "rms_norm":
+        if template == "moe_linear":
+            tile = experts_tile(shape, self.limits.num_sms, self.limits.shared_bytes)
+            source = instance(template, pdl=self.pdl, **shape, **tile)
+            return self._info(source, grid(source, Sizes()), tile)
+        if template in ("rms_norm", "moe_route"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count,), {})
-        if template in ("gather", "glu", "pointwise", "row_norm"):
+        if template in ("gather", "glu", "pointwise", "row_norm", "moe_sum"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count, grid(source, Sizes())[1]), {})
         if template == "rope_table":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sitsc.codegen import cuda_attention, cuda_linear, cuda_pointwise, cuda_rows
+from sitsc.codegen import cuda_attention, cuda_experts, cuda_linear, cuda_pointwise, cuda_rows
 from sitsc.codegen.cuda_attention_hopper import attention_prefill_hopper
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.triton_source import KernelSource
@@ -86,6 +86,14 @@ _ALL = (
     Template("pointwise", cuda_pointwise.pointwise, lambda c, s: (s.tokens, c["PARTS"])),
     Template("row_norm", cuda_pointwise.row_norm, lambda c, s: (s.tokens, c["PARTS"])),
     Template("argmax", cuda_rows.argmax, lambda c, s: (s.rows, c["PARTS"])),
+    Template("moe_route", cuda_experts.moe_route, lambda c, s: (s.tokens,)),
+    Template("moe_sort", cuda_experts.moe_sort, lambda c, s: (c["E"],)),
+    Template(
+        "moe_linear",
+        cuda_experts.moe_linear,
+        lambda c, s: (_cover(c, "N", "BLOCK_N"), c["TILES"]),
+    ),
+    Template("moe_sum", cuda_experts.moe_sum, _row_blocks),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),
     Template("place", cuda_rows.place, lambda c, s: (1,)),
     Template(

@@ -5,7 +5,8 @@ from typing import Any
 
 from sitsc.core.weights import DTYPES, dtype_name
 from sitsc.passes.cuda_elementwise import constant
-from sitsc.passes.cuda_linear_ops import SHORT, LinearOps
+from sitsc.passes.cuda_experts import ExpertOps
+from sitsc.passes.cuda_linear_ops import SHORT
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref, packed
 from sitsc.passes.fxutil import arguments, is_op, layer_of, tensor
@@ -14,7 +15,7 @@ Node = Any
 _BATCH = ("block_table", "query_start", "context_lens")
 
 
-class KernelOps(LinearOps):
+class KernelOps(ExpertOps):
     """Launches of operators that have a kernel of their own."""
 
     def rms_norm(self, node: Node) -> None:

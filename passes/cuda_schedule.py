@@ -24,7 +24,7 @@ __all__ = ["CudaScheduler", "Scheduled"]
 
 Node = Any
 _OWN = ("fused_linear", "rms_norm", "layer_norm", "packed_embedding", "rope_table")
-_OWN += ("paged_attention",)
+_OWN += ("moe", "paged_attention",)
 
 
 class _CannotRepeatError(Exception):
