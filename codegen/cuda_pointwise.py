@@ -81,7 +81,7 @@ def pointwise(
         lines=[_line(line) for line in program.lines],
         result=program.result,
         reduce=program.reduce,
-        out_index=program.out_index,
+        out_index=_spread(program.out_index),
     )
 
 
@@ -116,10 +116,14 @@ def _line(line: tuple[str, ...]) -> str:
 
 def _load(number: str, index: str, mask: str, kind: str) -> str:
     inside = f"inside & {mask}" if mask else "inside"
-    one = not any(f"i{n}" in index for n in range(8)) and "v" not in index
-    at = f"{index} + at * 0" if one else index
-    text = f"tl.load(in{number}_ptr + ({at}), mask={inside}, other=0)"
+    text = f"tl.load(in{number}_ptr + ({_spread(index)}), mask={inside}, other=0)"
     return f"{text}.to(tl.float32)" if kind in _FLOAT else f"{text}.to({_WIDE[kind]})"
+
+
+def _spread(index: str) -> str:
+    """An index with an entry for every element of the block, also where all are the same."""
+    varies = "v" in index or any(f"i{n}" in index for n in range(8))
+    return index if varies else f"{index} + at * 0"
 
 
 def _expression(op: str, operands: list[str], kind: str) -> str:

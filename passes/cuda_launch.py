@@ -196,22 +196,25 @@ class LaunchBuilder:
             return Argument(name, "scalar", "", kind, (), value)
         raise GraphError(f"kernel {info.template} wants {name}, which nothing gives")
 
-    def product(self, node: Node, x: Ref, w: Ref, y: Ref, rows: int, *, add: bool) -> None:
-        """y (+)= x @ w.T by the library; y holds `rows` elements a row."""
+    def product(self, node: Node, x: Ref, w: Ref, y: Ref, rows: int, *, kernel: str) -> None:
+        """A product by the library, with `rows` elements a row of y.
+
+        "mm": y = x @ w.T, "addmm": y += x @ w.T, "mm_kn": y = x @ w, whose rows are columns of x.
+        """
         self.clock += 1
         for ref in (x, y):
             self.touch(ref)
         count, columns = self.count(node), x.shape[-1]
         args = (
             self.argument("x", x, (count, columns)),
-            self.argument("w", w, (rows, columns)),
+            self.argument("w", w, (columns, rows) if kernel == "mm_kn" else (rows, columns)),
             self.argument("y", y, (count, rows)),
         )
         cost = cost_of(node, self.sizes)
         self.launches.append(
             Launch(
                 kind="library",
-                kernel="addmm" if add else "mm",
+                kernel=kernel,
                 template="",
                 tile={},
                 grid=(),

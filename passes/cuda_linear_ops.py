@@ -3,9 +3,11 @@
 from typing import Any
 
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.core.weights import DTYPES
 from sitsc.passes.cuda_elementwise import Elementwise
+from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
-from sitsc.passes.fxutil import arguments, module_path, tensor
+from sitsc.passes.fxutil import arguments, module_path, tensor, weight_of
 
 Node = Any
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
@@ -88,14 +90,14 @@ class LinearOps(Elementwise):
         rows = a["out_features"] * (2 if glu else 1)
         if a["bias"] is not None:
             wide = self.temporary("wide", (*x.shape[:-1], rows), "float32")
-            self.product(node, x, weight, wide, rows, add=False)
+            self.product(node, x, weight, wide, rows, kernel="mm")
             self.epilogue(node, a, _flat(wide), self._output(node, a, []))
             return
         if not glu:
             self._product_over(node, a, x, weight, rows)
             return
         wide = self.temporary("wide", (*x.shape[:-1], rows), "bfloat16")
-        self.product(node, x, weight, wide, rows, add=False)
+        self.product(node, x, weight, wide, rows, kernel="mm")
         kind = {"columns": a["out_features"], "activation": a["activation"]}
         info = self.provider.make("glu", **kind, count=self.count(node))
         bound = {"x_ptr": wide, "y_ptr": self._output(node, a, [])}
@@ -107,7 +109,19 @@ class LinearOps(Elementwise):
         add = a["residual"] is not None
         if add and not self.rows(a["residual"]).same_elements(out):
             self.copy(a["residual"], out, node)
-        self.product(node, x, w, out, rows, add=add)
+        self.product(node, x, w, out, rows, kernel="addmm" if add else "mm")
+
+    def addmm(self, node: Node) -> None:
+        """bias + x @ w with a weight of [columns, rows], by the library at any number of tokens."""
+        bias, x, weight = node.args[:3]
+        known = weight_of(weight) is not None and weight_of(bias) is not None
+        if node.kwargs or not known or tensor(weight).dtype != DTYPES["bfloat16"]:
+            raise unsupported(node)
+        rows, place = int(tensor(weight).shape[1]), self.rows(x)
+        wide = self.temporary("wide", (*place.shape[:-1], rows), "float32")
+        self.product(node, place, self.place(weight), wide, rows, kernel="mm_kn")
+        a = {"bias": bias, "epilogue": "none", "residual": None}
+        self.epilogue(node, a, _flat(wide), self.destination(node, [], []))
 
     def _maybe(self, node: Node | None) -> Ref | None:
         return None if node is None else self.place(node)

@@ -17,14 +17,14 @@ from sitsc.passes.cuda_ops import KernelOps
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import is_view, view
 from sitsc.passes.cuda_values import REDUCTIONS, is_lazy, is_selection
-from sitsc.passes.fxutil import is_op, layer_of
+from sitsc.passes.fxutil import is_op
 from sitsc.passes.schedule import StepSizes
 
 __all__ = ["CudaScheduler", "Scheduled"]
 
 Node = Any
 _OWN = ("fused_linear", "rms_norm", "layer_norm", "packed_embedding", "rope_table")
-_OWN += ("moe", "paged_attention",)
+_OWN += ("moe", "paged_attention", "addmm")
 
 
 class _CannotRepeatError(Exception):
@@ -49,7 +49,7 @@ class CudaScheduler(KernelOps):
         self.by_layer: dict[int | None, list[Node]] = {}
         for node in graph.nodes:
             if node.op == "call_function":
-                self.by_layer.setdefault(layer_of(node), []).append(node)
+                self.by_layer.setdefault(self.values.layer[node], []).append(node)
 
     def run(self) -> Scheduled:
         """All groups of the bucket, before, in and after the layers.
@@ -87,7 +87,7 @@ class CudaScheduler(KernelOps):
         kinds = {layer: c.name for c in self.classes for layer in c.layers}
         runs: list[tuple[str, list[int], list[Node]]] = []
         for node in (n for n in self.graph.nodes if n.op == "call_function"):
-            layer = layer_of(node)
+            layer = self.values.layer[node]
             name = "step" if layer is None else kinds[layer]
             last = runs[-1] if runs else None
             follows = last is not None and last[0] == name
@@ -100,9 +100,11 @@ class CudaScheduler(KernelOps):
                 runs.append((name, [] if layer is None else [layer], [node]))
         found = []
         for name, layers, nodes in runs:
-            first = [n for n in nodes if not layers or layer_of(n) == layers[0]]
+            first = self.by_layer[layers[0]] if len(layers) > 1 else nodes
             for layer in layers[1:]:
-                twins = [n for n in nodes if layer_of(n) == layer]
+                twins = self.by_layer[layer]
+                if len(twins) != len(first):
+                    raise _CannotRepeatError
                 self.places |= dict(zip(twins, first, strict=True))
             found.append((name, tuple(layers), first))
         return found
@@ -136,7 +138,7 @@ class CudaScheduler(KernelOps):
         for layer, following in pairwise(layers):
             near = {layer, following}
             for node in self.by_layer[layer]:
-                if any(layer_of(user) not in near for user in node.users):
+                if any(self.values.layer.get(user) not in near for user in node.users):
                     raise _CannotRepeatError
 
     def _keep_over_layers(self, begin: int) -> None:

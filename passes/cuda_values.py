@@ -62,10 +62,27 @@ def is_selection(node: Node) -> bool:
     return len(given) == 1 and given[0].meta.get("input") == "logit_rows"
 
 
+def layers_by_node(graph: fx.Graph) -> dict[Node, int | None]:
+    """The decoder layer of every call; one without a module belongs to the layer around it."""
+    found: dict[Node, int | None] = {}
+    last, between = None, []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        found[node] = layer = layer_of(node)
+        if layer is None:
+            between.append(node)
+        else:
+            found |= dict.fromkeys(between if layer == last else [], layer)
+            last, between = layer, []
+    return found
+
+
 class Values:
     """Facts about the readers of values; `decode` steps need logits of every row."""
 
     def __init__(self, graph: fx.Graph, decode: bool) -> None:
+        self.layer = layers_by_node(graph)
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.decode = decode
         self._stored: dict[Node, bool] = {}
@@ -87,7 +104,7 @@ class Values:
         if node not in self._stored:
             readers = self.readers(node)
             many = len(readers) > 1 and not is_op(node, *CASTS, "neg")
-            apart = any(layer_of(reader) != layer_of(node) for reader in readers)
+            apart = any(self.layer.get(r) != self.layer.get(node) for r in readers)
             self._stored[node] = many or apart or not all(_inlines(r, node) for r in readers)
         return self._stored[node]
 

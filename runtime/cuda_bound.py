@@ -118,8 +118,9 @@ class _Product:
         self.y = self._memory.at(y, tuple(_sized(y.shape, sizes)))
 
     def step(self, weight: Tensor) -> Step:
-        """The product with one weight [rows, columns]."""
-        right, add = weight.t(), self._launch.kernel == "addmm"
+        """The product with one weight [rows, columns], for "mm_kn" [columns, rows]."""
+        kernel = self._launch.kernel
+        right, add = weight if kernel == "mm_kn" else weight.t(), kernel == "addmm"
         wide = self.y.dtype != self.x.dtype
 
         def multiply(stream: int) -> None:

@@ -145,7 +145,8 @@ class _Machine:
         left, out = self._tensor(launch.arguments[0], x), self._tensor(launch.arguments[2], y)
         weight = self._weight(launch.arguments[1], layer)
         assert tuple(weight.shape) == w
-        product = left.float() @ weight.float().t()
+        right = weight if launch.kernel == "mm_kn" else weight.t()
+        product = left.float() @ right.float()
         out.copy_(out.float() + product if launch.kernel == "addmm" else product)
 
 
