@@ -11,15 +11,18 @@ from typing import Any
 
 from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda_attention import MERGES, Heads
+from sitsc.codegen.cuda_candidates import prefill_candidates
 from sitsc.codegen.cuda_experts import tile as experts_tile
 from sitsc.codegen.cuda_linear import Linear, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
+from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernels import KernelInfo
 from sitsc.core.tiles import choose_attention, choose_linear, load_table
 
 _DEPENDENT_FROM = 90
+_SEQUENCES = 256  # of a step, at least: one kernel for all buckets
 Grid = tuple[int | str, ...]
 
 
@@ -93,13 +96,21 @@ class CudaProvider:
         return first, self._info(second, grid(second, sizes), {"splits": splits})
 
     def _prefill(self, heads: Heads, shape: dict[str, Any]) -> tuple[KernelInfo, ...]:
-        write = instance("kv_write", heads, pdl=self.pdl)
-        tile = {"block_m": 128, "block_n": 64, "stages": 3, "num_warps": 8}
-        attend = instance("attention_prefill", heads, pdl=self.pdl, **tile)
-        sizes = Sizes(tokens=shape["tokens"], sequences=shape["sequences"])
+        more: dict[str, Any] = {"pdl": self.pdl}
+        more["max_sequences"] = max(_SEQUENCES, shape["sequences"])
+        found = prefill_candidates(heads, self.limits, shape["sequences"])
+        if not found:
+            what = f"no prefill attention for head_dim {heads.head_dim}"
+            raise CompileError(what, hint="compile for --target cpu")
+        write = instance("kv_write", heads, **more)
+        choice, tile = found[0], dict(found[0].tile)
+        attend = instance(choice.template, heads, **(more | tile))
+        programs = choice.programs[0] if choice.programs else 0
+        tile |= {"programs": programs} if programs else {}
+        sizes = Sizes(shape["tokens"], shape["sequences"], programs=programs)
         return (
             self._info(write, ("tokens",), {}),
-            self._info(attend, grid(attend, sizes), tile),
+            self._info(attend, grid(attend, sizes), tile, counters=1 if programs else 0),
         )
 
     def make(self, template: str, **shape: Any) -> KernelInfo:

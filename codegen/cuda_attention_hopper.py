@@ -13,13 +13,20 @@ from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
 ROWS = 128
+MOST_SEQUENCES = 256  # one warp finds tiles among them in its registers
 _HEAD_DIMS, _CHUNK = (64, 128, 256), 64
-_PAGES = (16, 32, 64, 128)
+_PAGES = (16, 32, 64)
 
 
 def supported(op: Heads, sm: int) -> bool:
     """Whether attention_prefill_hopper computes these heads on this architecture."""
     return sm == 90 and op.head_dim in _HEAD_DIMS and op.page_tokens in _PAGES and op.scale > 0
+
+
+def tile(op: Heads) -> dict[str, int]:
+    """The tile measured to be best on an H200; head_dim 256 leaves no room for more."""
+    wide = op.head_dim > 128
+    return {"block_n": 64 if wide else 128, "stages": 2, "queries": 1 if wide else 2}
 
 
 def packed_heads(op: Heads) -> int:
@@ -32,7 +39,7 @@ def attention_prefill_hopper(
     *,
     block_n: int,
     stages: int,
-    pingpong: bool = False,
+    queries: int,
     q_row: int = 0,
     max_sequences: int = 256,
     pdl: bool = True,
@@ -56,6 +63,7 @@ def attention_prefill_hopper(
     constants = {"HQ": op.heads, "HKV": op.kv_heads, "D": op.head_dim, "PAGE": op.page_tokens}
     constants |= {"TOKENS": ROWS // pack, "PACK": pack, "BLOCK_N": block_n}
     constants |= {"BLOCK_SEQ": max(32, power_of_two(max_sequences)), "STAGES": stages}
+    constants |= {"QUERIES": queries}
     if row % op.head_dim:
         raise CompileError(f"rows of {row} elements are not whole heads of {op.head_dim}")
     return make(
@@ -70,6 +78,6 @@ def attention_prefill_hopper(
         head_dim=op.head_dim,
         block_n=block_n,
         block_seq=constants["BLOCK_SEQ"],
-        pingpong=pingpong,
+        wide=op.head_dim <= 128,  # registers for it
         **op.parameters(),
     )

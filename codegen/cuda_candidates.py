@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from sitsc.codegen import cuda_attention_hopper as hopper
 from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_instance import power_of_two
 from sitsc.codegen.cuda_linear import Linear
@@ -19,6 +20,8 @@ from sitsc.core.hardware import CudaLimits
 _GEMV_TOKENS = 4  # at most that many on CUDA cores
 _SKINNY_TOKENS = 128  # at most that many on tensor cores, weights on the M side
 _MOST_SPLITS = 64
+_SHARED_OPERANDS = (90, 100)  # tensor cores of these read operands from shared memory
+_PREFILL_ROWS = ((128, 8), (128, 4), (64, 4), (64, 8))  # rows and warps
 _THREAD_REGISTERS = 176  # of 255; the rest for addresses
 
 
@@ -55,16 +58,25 @@ def split_counts(op: Heads, sequences: int, gpu: CudaLimits) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*wanted, 1]))
 
 
-def prefill_candidates(op: Heads, gpu: CudaLimits) -> tuple[Candidate, ...]:
-    """Tiles of attention_prefill."""
+def prefill_candidates(op: Heads, gpu: CudaLimits, sequences: int = 1) -> tuple[Candidate, ...]:
+    """Tiles of prefill attention of that many sequences; the first where nothing was measured."""
     found: list[Candidate] = []
-    for (m, warps), n, stages in product(((128, 8), (128, 4), (64, 4)), (64, 128, 32), (3, 2, 4)):
-        padded = power_of_two(op.head_dim)
-        values = m * (n + padded) // (warps * 32)  # scores and sums of a thread
-        if (2 * stages * n + m) * padded * 2 <= gpu.shared_bytes and values <= 96:
+    if hopper.supported(op, gpu.sm) and sequences <= hopper.MOST_SEQUENCES:
+        found.append(Candidate("attention_prefill_hopper", hopper.tile(op), (gpu.num_sms,)))
+    padded = power_of_two(op.head_dim)
+    for (m, warps), n, stages in product(_PREFILL_ROWS, (64, 128, 32), (3, 2, 4)):
+        shared = (2 * stages * n + m) * padded * 2
+        if shared <= gpu.shared_bytes and _prefill_fits(m, n, padded, 32 * warps, gpu.sm):
             tile = {"block_m": m, "block_n": n, "stages": stages, "num_warps": warps}
             found.append(Candidate("attention_prefill", tile))
     return tuple(found)
+
+
+def _prefill_fits(m: int, n: int, dim: int, threads: int, sm: int) -> bool:
+    """Whether scores and sums stay in registers, and where they are operands too, q and weights."""
+    if sm in _SHARED_OPERANDS:
+        return m * (n + dim) // threads <= 96
+    return m * (n + dim) * 3 // (2 * threads) + dim // 32 <= 124
 
 
 def _programs(groups: int, split: int, gpu: CudaLimits) -> tuple[int, ...]:

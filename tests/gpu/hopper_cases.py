@@ -1,9 +1,9 @@
 """Cases of the prefill attention for sm_90, which only a GPU can run: see kernel_cases.py."""
 
 from sitsc.codegen.cuda_attention import Heads
+from sitsc.codegen.cuda_attention_hopper import tile
 from tests.attention_checks import RaggedCheck
 
-TILE = {"block_n": 128, "stages": 2}
 # (old, new) tokens: whole and broken tiles, blocks and pages, single tokens, nothing at all.
 RAGGED = ((0, 1), (63, 1), (0, 700), (64, 1), (127, 2), (128, 128), (5, 33), (8191, 1), (1000, 300))
 EDGES = ((0, 127), (0, 128), (0, 129), (0, 0), (1, 63), (31, 32), (32, 64), (0, 64), (0, 65))
@@ -29,15 +29,16 @@ def hopper_checks() -> dict[str, RaggedCheck]:
     found: dict[str, RaggedCheck] = {}
     name = "attention_prefill_hopper"
     for label, op in HEADS.items():
-        tile = TILE if op.head_dim < 256 else TILE | {"block_n": 64}
         for case, sequences, programs in (("ragged", RAGGED, 132), ("edges", EDGES, 7)):
             found[f"hopper {label}, {case}"] = RaggedCheck(
-                op, sequences, tile, padding=3, template=name, programs=programs
+                op, sequences, tile(op), padding=3, template=name, programs=programs
             )
     own = {"in_place": False, "max_sequences": 16, "template": name}
-    found["hopper, rows of q alone"] = RaggedCheck(HEADS["8b"], RAGGED, TILE, **own)
+    found["hopper, rows of q alone"] = RaggedCheck(HEADS["8b"], RAGGED, tile(HEADS["8b"]), **own)
     many = tuple((97 * i % 1500, 1) for i in range(200)) + ((0, 513),)
     found["hopper, many sequences"] = RaggedCheck(
-        HEADS["8b"], many, TILE, template=name, programs=132
+        HEADS["8b"], many, tile(HEADS["8b"]), template=name, programs=132
     )
+    three = {"block_n": 64, "stages": 3, "queries": 1}
+    found["hopper, other tile"] = RaggedCheck(HEADS["window"], RAGGED, three, template=name)
     return found
