@@ -29,7 +29,8 @@ _THREAD_REGISTERS = 176  # of 255; the rest for addresses
 class Candidate:
     """A template and the parameters of its tile, for `instance(template, op, **tile)`.
 
-    `programs` are grids for a gemv, likeliest first; empty where the grid is no choice.
+    `programs` are grids for a gemv or a Hopper attention, likeliest first; empty where the grid is
+    no choice.
     """
 
     template: str
