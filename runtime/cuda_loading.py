@@ -17,7 +17,7 @@ from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.cuda_executor import CudaExecutor
 from sitsc.runtime.cuda_weights import WeightLoad, random_weights, weight_load
 from sitsc.runtime.load_request import LoadRequest, Timeline, weights_folder
-from sitsc.runtime.memory_budget import Room
+from sitsc.runtime.memory_budget import CUDA_RUNTIME_BYTES, TORCH_WORKSPACE_BYTES, Room
 
 
 class CudaLoading:
@@ -88,7 +88,8 @@ def _start_torch(device: Device, room: Room) -> None:
             hint="install a build of torch for this driver",
         ) from None
     if room.limit_bytes:
-        share = (room.limit_bytes - room.own_bytes) / room.total_bytes
+        outside = CUDA_RUNTIME_BYTES - TORCH_WORKSPACE_BYTES
+        share = (room.limit_bytes - outside) / room.total_bytes
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)))
 
 

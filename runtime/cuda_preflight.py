@@ -155,7 +155,7 @@ def gpu_room(device: Device, limit_bytes: int | None) -> Room:
 def room_of(total_bytes: int, free_bytes: int, limit_bytes: int | None) -> Room:
     """The room on a device where, of what is not free, as much as a context takes is our own."""
     own = min(total_bytes - free_bytes, CUDA_RUNTIME_BYTES)
-    return Room(total_bytes, free_bytes + own, limit_bytes or 0, own)
+    return Room(total_bytes, free_bytes + own, limit_bytes or 0)
 
 
 def preflight(artifact: Artifact, device: Device, needs: KernelNeeds, room: Room) -> None:

@@ -19,7 +19,7 @@ from sitsc.core.plan import Plan
 from sitsc.core.weights import DTYPES, WeightSpec, materialise
 from sitsc.runtime.random_rows import RandomRows
 from sitsc.runtime.weight_layout import Placed, WeightLayout, allocate_block, view
-from sitsc.runtime.weight_reader import FileReader, Lanes
+from sitsc.runtime.weight_reader import FileReader, Lanes, lane_of
 from sitsc.runtime.weight_sources import WeightSource, checkpoint_source, packed_source
 
 Progress = Callable[[float], None]
@@ -72,9 +72,9 @@ class WeightLoad:
 
     def _run(self) -> None:
         begun = time.perf_counter()
+        lane = lane_of(0, self.block.device)
         for place in self._source.made:
-            made = materialise(place.spec, self._source.rows)
-            view(self.block, place).copy_(made)
+            lane.copy(view(self.block, place), materialise(place.spec, self._source.rows))
             self._advance(place.spec.nbytes)
         self._reader.run(self.block, self._advance)
         self.seconds = time.perf_counter() - begun

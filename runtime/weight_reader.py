@@ -43,10 +43,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How many threads read at a time, and the bytes of each one's buffer."""
+    """How many threads read at a time, and the bytes of each one's buffer.
+
+    Measured on an H200 from the page cache, pinning included: 8 threads with 16 MiB 28 GB/s, with
+    64 MiB 18; 16 with 16 MiB 29; 12 with 8 MiB 14; 4 with 64 MiB 14.
+    """
 
     count: int = 8
-    buffer_bytes: int = 64 << 20
+    buffer_bytes: int = 16 << 20
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
@@ -110,7 +114,7 @@ class FileReader:
 
     def _drain(self, handles: Sequence[int], block: Tensor, done: Callable[[int], None]) -> None:
         """What one thread does: read and place pieces until there are no more."""
-        lane = _lane(self._buffer_bytes, block.device)
+        lane = lane_of(self._buffer_bytes, block.device)
         try:
             while self._queue and not self._stopped.is_set():
                 try:
@@ -136,7 +140,7 @@ class FileReader:
             at += count
 
 
-class _Lane:
+class Lane:
     """The buffer of one thread; on the CPU it is copied at once."""
 
     def __init__(self, nbytes: int) -> None:
@@ -147,7 +151,7 @@ class _Lane:
         place.copy_(source)
 
 
-class _GpuLane(_Lane):
+class _GpuLane(Lane):
     """A pinned buffer and a stream; elements are converted on the GPU."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -160,9 +164,10 @@ class _GpuLane(_Lane):
         self.stream.synchronize()
 
 
-def _lane(nbytes: int, device: torch.device) -> _Lane:
+def lane_of(nbytes: int, device: torch.device) -> Lane:
+    """What a thread copies with; on a GPU the thread may go on while another one captures."""
     if device.type != "cuda":
-        return _Lane(nbytes)
+        return Lane(nbytes)
     from sitsc.runtime.cuda_driver import ignore_captures  # noqa: PLC0415  (only with a GPU)
 
     ignore_captures()
