@@ -37,17 +37,22 @@ def cpu_lines(report: dict[str, Any]) -> list[str]:
 
 
 def gpu_lines(report: dict[str, Any]) -> list[str]:
-    """Llama-3-8B on one GPU beside vLLM on the same kind of machine."""
+    """One model on one GPU, through the engine, beside peers on the same kind of machine."""
+    model, versions = report["model"], report["versions"]
+    peers = [k for k, v in report.items() if k != "sitsc" and isinstance(v, dict) and model in v]
     text = [
-        f"Llama-3-8B, random weights, bf16, {report['hardware']}, torch {report['torch']}, commit "
-        f"{report['commit'][:9]}, {report['date']} (`bench/cuda_step.py`; the executor alone, not "
-        "yet the serving engine; ms):",
+        f"{model}, random weights, bf16, {report['hardware']}, torch {versions['torch']}, commit "
+        f"{report['commit'][:9]}, {report['date']} (`sitsc bench`: the engine, greedy; ms a "
+        "token, ttft in ms, start in s):",
         "",
-        "| | sitsc | vLLM 0.23 |",
-        "|---|---|---|",
+        "| | sitsc | of the limit |" + "".join(f" {peer} |" for peer in peers),
+        "|---|---|---|" + "---|" * len(peers),
     ]
-    for name, value in report["llama3-8b"].items():
-        text.append(f"| {name} | {value} | {report['vllm 0.23'].get(name, '')} |")
+    for name, value in report["sitsc"][model].items():
+        share = report["fraction_of_limit"].get(name)
+        cells = [f"{value:.2f}", "" if share is None else f"{share:.2f}"]
+        cells += [str(report[peer][model].get(name, "")) for peer in peers]
+        text.append(f"| {name} | {' | '.join(cells)} |")
     return text
 
 

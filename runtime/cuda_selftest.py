@@ -5,7 +5,7 @@ against single sequences, kernels against the reference in the artifact, the eng
 steps, bytes against the plan. Nothing is changed that later requests would notice.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +13,13 @@ import torch
 
 from sitsc.core.artifact import Artifact
 from sitsc.core.plan import Regime
-from sitsc.core.reference import FILE, read_reference
 from sitsc.core.sampling import SamplingOptions
 from sitsc.runtime.selftest_findings import DeviceBytes, Finding, memory_findings
-from sitsc.runtime.selftest_reference import (
-    Expected,
-    Texts,
-    choose_lengths,
-    expected,
-    make_texts,
-    row_errors,
-)
-from sitsc.runtime.selftest_steps import StepRunner, prefill_choice
+from sitsc.runtime.selftest_kernels import check_kernels
+from sitsc.runtime.selftest_reference import Texts, choose_lengths, make_texts
+from sitsc.runtime.selftest_steps import StepRunner
 
 _OTHERS = 63
-_ALLOWED = 3.0
-_LEAST = 2e-3
 _ENGINE_STEPS, _ENGINE_PROMPTS, _ENGINE_TOKENS = 6, 3, 20
 Progress = Callable[[float], None]
 
@@ -159,111 +150,3 @@ def device_bytes(executor: Any, before: Baseline) -> DeviceBytes:
         used=used,
         peak=torch.cuda.max_memory_allocated() + max(0, beside),
     )
-
-
-# --- kernels ------------------------------------------------------------------------------------
-
-
-def check_kernels(artifact: Artifact, runner: StepRunner, texts: Texts) -> list[Finding]:
-    """Every regime against the reference, so that every kernel of the plan is in a comparison."""
-    if not artifact.has(FILE):
-        return [Finding("kernels", "all", None, {}, "the artifact holds no reference")]
-    reference = read_reference(artifact.json(FILE))
-    weights = runner.executor.memory.weights
-    try:
-        want = expected(runner.plan, reference, weights, texts)
-        moved = expected(runner.plan, reference, weights, texts, disturbed=True)
-    except torch.OutOfMemoryError:
-        return [Finding("kernels", "all", None, {}, "too little memory is free for the reference")]
-    allowed = _ALLOWED * float(row_errors(moved.logits, want.logits).max()) + _LEAST
-    logits = want.logits.cpu()
-    ran: set[str] = set()
-    findings = [*_prefills(runner, texts, logits, allowed, ran)]
-    runner.fill(texts, range(len(texts.ids)))
-    findings += _layers(runner, texts, want, moved)
-    for regime in runner.plan.regimes:
-        if regime.kind == "decode":
-            rows = list(range(min(regime.sizes["sequences"], len(texts.ids))))
-            found = runner.decode(regime, texts, rows)
-            findings.append(_judged(regime.name, found.logits, logits[rows, 1], allowed))
-            ran.add(regime.name)
-    missing = [name for name in runner.regimes if name not in ran]
-    findings += [Finding("kernels", name, None, {}, "no step was that large") for name in missing]
-    return findings
-
-
-def _judged(
-    name: str, value: torch.Tensor, wanted: torch.Tensor, allowed: float, check: str = "kernels"
-) -> Finding:
-    errors = row_errors(value, wanted)
-    worst = float(errors.max())
-    figures = {"rows": len(errors), "worst_error": worst, "allowed": allowed}
-    note = "" if worst <= allowed else f"relative error {worst:.1e}, {allowed:.1e} is rounding"
-    return Finding(check, name, worst <= allowed, figures, note)
-
-
-def _prefills(
-    runner: StepRunner, texts: Texts, logits: torch.Tensor, allowed: float, ran: set[str]
-) -> Iterator[Finding]:
-    """Each prefill regime with whole prompts, then a chunk beside a decoding sequence."""
-    below = 0
-    regimes = [r for r in runner.plan.regimes if r.kind == "prefill"]
-    for regime in sorted(regimes, key=lambda r: r.sizes["tokens"]):
-        most, sequences = regime.sizes["tokens"], regime.sizes["sequences"]
-        chosen = prefill_choice(below, most, sequences, texts.prompts)
-        below = most
-        if chosen:
-            parts = [(texts.ids[i][:-1], 0, texts.tables[i]) for i in chosen]
-            name, found = runner.prefill(parts)
-            ran.add(name)
-            yield _judged(name, found, logits[chosen, 0], allowed)
-    yield _mixed(runner, texts, logits, allowed)
-
-
-def _mixed(runner: StepRunner, texts: Texts, logits: torch.Tensor, allowed: float) -> Finding:
-    """The second half of the first prompt beside one more token of the last sequence."""
-    last, half = len(texts.ids) - 1, max(1, texts.prompts[0] // 2)
-    first = texts.ids[0][:-1]
-    runner.prefill([(first[:half], 0, texts.tables[0])])
-    parts: list[tuple[Sequence[int], int, Sequence[int]]] = []
-    rows = []
-    if half < len(first):
-        parts.append((first[half:], half, texts.tables[0]))
-        rows.append((0, 0))
-    if last:
-        runner.prefill([(texts.ids[last][:-1], 0, texts.tables[last])])
-        parts.append((texts.ids[last][-1:], texts.prompts[last], texts.tables[last]))
-        rows.append((last, 1))
-    if not parts:
-        return Finding("kernels", "mixed step", None, {}, "the only prompt has one token")
-    name, found = runner.prefill(parts)
-    wanted = torch.stack([logits[row] for row in rows])
-    return _judged(f"mixed step ({name})", found, wanted, allowed)
-
-
-def _layers(runner: StepRunner, texts: Texts, want: Expected, moved: Expected) -> Iterator[Finding]:
-    """Keys and values in the pools: the first layer that differs is where to look."""
-    for group in runner.plan.kv:
-        if group.dtype != "bfloat16":
-            yield Finding("layers", group.name, None, {}, f"KV is {group.dtype}")
-            continue
-        shape = (len(group.layers), -1, 2, group.kv_heads, group.page_tokens, group.head_dim)
-        pool = runner.executor.memory.pools[group.name].view(torch.bfloat16).view(shape)
-        worst, allowed = 0.0, _LEAST
-        for place, layer in enumerate(group.layers):
-            good = want.keys_values[group.name, place]
-            noise = moved.keys_values[group.name, place]
-            for index, sides, other in zip(want.kept, good, noise, strict=True):
-                count = texts.prompts[index]
-                pages = pool[place][torch.tensor(texts.tables[index], device=pool.device)]
-                found = pages.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :count]
-                for mine, side, disturbed in zip(found, sides, other, strict=True):
-                    flat = side.flatten().float()
-                    error = float(row_errors(mine.flatten(), flat))
-                    limit = _ALLOWED * float(row_errors(disturbed.flatten(), flat)) + _LEAST
-                    if error > limit:
-                        note = f"layer {layer} is the first that differs: {error:.1e}"
-                        yield Finding("layers", group.name, False, {"worst_error": error}, note)
-                        return
-                    worst, allowed = max((worst, allowed), (error, limit))
-        yield Finding("layers", group.name, True, {"worst_error": worst, "allowed": allowed})

@@ -41,7 +41,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Logits [sequences, 2, width] and keys, values [prompt, kv_heads, dim] by pool and layer.
+    """Logits [sequences, 2, width] and keys, values [prompt + 1, kv_heads, dim] by pool and layer.
 
     Keys and values are those of the sequences in `kept`.
     """
@@ -102,14 +102,12 @@ def expected(
         starts.append(starts[-1] + len(ids))
     kept = tuple(sorted({0, len(texts.ids) - 1}))
     pools: dict[tuple[str, int], list[tuple[Tensor, Tensor]]] = {}
-    prompts = texts.prompts
 
     def whole(*given: Any) -> Tensor:
         named = dict(zip(_argument_names(), given, strict=True))
         out, keys, values = attend_whole(named, starts)
         pools[named["kv"], named["layer"]] = [
-            (keys[starts[i] : starts[i] + prompts[i]], values[starts[i] : starts[i] + prompts[i]])
-            for i in kept
+            (keys[starts[i] : starts[i + 1]], values[starts[i] : starts[i + 1]]) for i in kept
         ]
         return out
 
@@ -133,11 +131,13 @@ def attend_whole(named: dict[str, Any], starts: Sequence[int]) -> tuple[Tensor, 
         cos, sin = named["cos"][:, None], named["sin"][:, None]
         q = rope_reference(q, cos, sin, named["rope_style"])
         k = rope_reference(k, cos, sin, named["rope_style"])
+    shape: tuple[Any, Any, Any, Any]
     shape = (named["scale"], named["window"], named["softcap"], named["sinks"])
     parts = []
     for low, high in pairwise(starts):
-        sides = (x[low:high].transpose(0, 1) for x in (q, k, v))
-        parts.append(attend(*sides, 0, *shape).reshape(high - low, -1))
+        left, keys, values = (x[low:high].transpose(0, 1) for x in (q, k, v))
+        part = attend(left, keys, values, 0, *shape)
+        parts.append(part.reshape(high - low, -1))
     return torch.cat(parts).to(q.dtype), k, v
 
 

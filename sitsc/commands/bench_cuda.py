@@ -26,6 +26,7 @@ GRID = ((1, 128), (1, 8192), (8, 128), (32, 1024), (128, 512), (256, 512))
 PROMPTS = (512, 2048, 8192)
 STEPS, QUICK_STEPS = 192, 48
 REPEATS, QUICK_REPEATS = 5, 2
+_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,16 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }
     facts = facts | device_facts() | {"ceilings": ceilings, "plan": artifact.plan.sha256()}
-    facts |= {"target": artifact.plan.target.name, "built_with": artifact.manifest.built_with}
+    facts |= {"target": artifact.plan.target.name, "built_with": _built_with(artifact)}
     return report_value(model, facts, rows, skipped, figures, detail)
+
+
+def _built_with(artifact: "Artifact") -> dict[str, str]:
+    """Versions of what compiled the artifact, those of its kernels included."""
+    names = (n for n in artifact.manifest.files if n.startswith("kernels/") and n.endswith(".json"))
+    meta = artifact.json(first) if (first := next(names, "")) else {}
+    kernels = {key: str(meta[key]) for key in ("triton", "ptxas") if key in meta}
+    return artifact.manifest.built_with | kernels
 
 
 def measure_rows(
@@ -225,10 +234,11 @@ def show(report: dict[str, Any]) -> None:
     title = f"{model} on {report['hardware']}" + (f", peer {engines[0]}" if engines else "")
     table = Table(title=title)
     for index, name in enumerate(HEADER):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
     for cells in table_rows(rows, {}):
         table.add_row(*cells)
     console = Console(soft_wrap=True)
+    console.width = max(console.width, _WIDTH)
     console.print(table)
     for key, why in report["skipped"].items():
         console.print(f"skipped {key}: {why}")

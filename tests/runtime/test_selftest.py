@@ -1,6 +1,7 @@
 """The self-test's logic without a GPU: which steps it makes, what it computes, how it judges."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,13 +23,14 @@ from sitsc.runtime.selftest_findings import (
     memory_findings,
     summary,
 )
+from sitsc.runtime.selftest_kernels import check_layers, layered_pool
 from sitsc.runtime.selftest_reference import (
     choose_lengths,
     expected,
     make_texts,
     row_errors,
 )
-from sitsc.runtime.selftest_steps import prefill_choice, prefill_parts
+from sitsc.runtime.selftest_steps import StepRunner, prefill_choice, prefill_parts
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,16 @@ def shaped(plan: Plan, batch: int, pages: int, context: int, buckets: tuple[int,
         memory=replace(plan.memory, kv_pages=pages),
         schedule=replace(plan.schedule, max_batch=batch, prefill_buckets=buckets),
     )
+
+
+def weights_of(planned: Planned) -> dict[str, torch.Tensor]:
+    """Seeded random weights of the plan."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for spec in planned.plan.model.parameters:
+        for part in spec.sources:
+            shapes[part.tensor] = (part.stop, *spec.shape[1:])
+    tensors = RandomTensors(shapes)
+    return {s.name: materialise(s, tensors.read) for s in planned.plan.model.parameters}
 
 
 @settings(max_examples=200)
@@ -115,7 +127,39 @@ def test_the_reference_gives_each_sequence_its_own_answer(planned):
     assert 1e-3 < noise < 5e-2
     assert want.kept == (0, 2) and set(want.keys_values) == {("kv_0", 0), ("kv_0", 1)}
     keys, values = want.keys_values["kv_0", 0][0]
-    assert keys.shape == values.shape == (9, plan.kv[0].kv_heads, plan.kv[0].head_dim)
+    assert keys.shape == values.shape == (10, plan.kv[0].kv_heads, plan.kv[0].head_dim)
+
+
+def test_the_first_layer_that_differs_is_named(planned):
+    """Pools that hold what the reference says, then with one layer or one token of it spoilt."""
+    plan, group = planned.plan, planned.plan.kv[0]
+    reference = read_reference(reference_value(planned.graph))
+    weights = weights_of(planned)
+    texts = make_texts(plan, [9, 1, 70])
+    want = expected(plan, reference, weights, texts)
+    moved = expected(plan, reference, weights, texts, disturbed=True)
+    pools = {group.name: torch.full((plan.memory.kv_pages * group.page_bytes,), 0xFF).byte()}
+    executor = SimpleNamespace(memory=SimpleNamespace(pools=pools))
+    runner = StepRunner(executor, plan)
+    pool = layered_pool(runner, group)
+    for (_, place), kept in want.keys_values.items():
+        for index, sides in zip(want.kept, kept, strict=True):
+            for token in range(len(sides[0])):
+                page, slot = divmod(token, group.page_tokens)
+                for which, side in enumerate(sides):
+                    pool[place, texts.tables[index][page], which, :, slot] = side[token]
+
+    def judged(decoded: int) -> Finding:
+        (found,) = check_layers(runner, texts, want, moved, "step", decoded)
+        return found
+
+    assert judged(0).passed and judged(3).passed and judged(1).passed
+    page, slot = divmod(70, group.page_tokens)
+    pool[1, texts.tables[2][page], 0, 1, slot] *= 1.5
+    assert judged(0).passed and judged(2).passed and not judged(3).passed
+    assert "layer 1 is the first" in judged(3).note
+    pool[0, texts.tables[0][0], 1, :, 4] = float("nan")
+    assert "layer 0 is the first" in judged(0).note
 
 
 def test_row_errors_see_what_is_not_finite():
