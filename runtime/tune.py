@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sitsc import __version__
 from sitsc.core.errors import DeviceError, SitscError
-from sitsc.core.hardware import load_target
 from sitsc.core.tiles import (
     AttentionEntry,
     TileEntry,
@@ -35,11 +34,18 @@ from sitsc.core.tuning import (
     token_range,
 )
 from sitsc.runtime import cuda_driver
-from sitsc.runtime.tune_chain import Choice, StepChain, TuneMemory, distance, require
+from sitsc.runtime.tune_chain import (
+    Choice,
+    StepChain,
+    TuneMemory,
+    distance,
+    layers_of,
+    require,
+)
 
 CARVEOUTS = (100, cuda_driver.DRIVER_CARVEOUT)
 _MOST_ERROR = 5e-2  # of the logits after a few layers in bfloat16
-_REPLAYS, _FINAL_REPLAYS, _FINALISTS = 8, 24, 4
+_REPLAYS, _FINAL_REPLAYS, _FINALISTS = 5, 20, 5
 _GRIDS_OF = 6  # families whose other grids are tried
 _BETTER = 0.9993  # a new choice must be faster by more than the noise
 
@@ -48,17 +54,18 @@ _BETTER = 0.9993  # a new choice must be faster by more than the noise
 class SubjectResult:
     """What was found for one subject at one token count.
 
-    `step_us` is the step with it, `own_us` what the step takes longer than without the subject, a
-    place; `first_us` and `library_us` the steps with the choice that there was, with the library.
+    By context: `step_us` is the step with it, `own_us` what the step takes longer than without the
+    subject, a place. `gain` is how much faster the step is than with the choice that there was,
+    `library` how much slower it would be with the library's product, as factors.
     """
 
     subject: TuneSubject
     tokens: int
     best: TuneCase
-    step_us: float
-    own_us: float
-    first_us: float
-    library_us: float | None
+    step_us: dict[int, float]
+    own_us: dict[int, float]
+    gain: float
+    library: float | None
     measured: int
     unmeasured: int
     dropped: tuple[str, ...]
@@ -103,17 +110,17 @@ def merged(results: Sequence[SubjectResult], before: TileTable, gpu: str) -> Til
     linear: list[TileEntry] = []
     attention: list[AttentionEntry] = []
     for result in results:
-        shape = result.subject.shape
-        same = [r.tokens for r in results if r.subject == result.subject]
-        kernel = result.best.kernel
-        low, high = token_range(result.tokens, tuple(same), kernel)
-        evidence = _evidence(result, gpu)
-        if result.subject.kind == "attention":
-            low = max([1, *(count + 1 for count in same if count < result.tokens)])
-            tile = dict(result.best.tile)
+        shape, kernel, tile = result.subject.shape, result.best.kernel, dict(result.best.tile)
+        evidence, heads = _evidence(result, gpu), result.subject.kind == "attention"
+        key = heads_of(shape) if heads else shape_of(shape)
+        known = before.attention if heads else before.linear
+        counts = {r.tokens for r in results if r.subject == result.subject}
+        counts |= {e.evidence.get("tokens", e.high) for e in known if e.shape() == key}
+        low, high = token_range(result.tokens, tuple(counts), kernel)
+        if heads:
+            low = max([1, *(count + 1 for count in counts if count < result.tokens)])
             attention.append(AttentionEntry(*heads_of(shape), low, result.tokens, tile, evidence))
         else:
-            tile = dict(result.best.tile)
             linear.append(TileEntry(*shape_of(shape), low, high, kernel, tile, evidence))
     return TileTable(
         (*_kept(before.linear, linear), *linear), (*_kept(before.attention, attention), *attention)
@@ -136,11 +143,13 @@ def _kept(before: Sequence[Any], made: Sequence[Any]) -> list[Any]:
 
 
 def _evidence(result: SubjectResult, gpu: str) -> dict[str, Any]:
-    return {
-        "us": round(result.own_us, 2),
-        "step_us": round(result.step_us, 1),
-        "before_step_us": round(result.first_us, 1),
-        "library_step_us": None if result.library_us is None else round(result.library_us, 1),
+    contexts_us = {
+        name: {str(length): round(us, 1) for length, us in times.items()}
+        for name, times in (("us", result.own_us), ("step_us", result.step_us))
+    }
+    return contexts_us | {
+        "gain": round(result.gain, 4),
+        "library": None if result.library is None else round(result.library, 4),
         "tokens": result.tokens,
         "carveout": result.carveout,
         "gpu": gpu,
@@ -163,47 +172,41 @@ class _Search:
             subject: next((c for c in cases if c.current), cases[0])
             for subject, cases in self.cases.items()
         }
+        self.first = dict(self.choice)
         self.dropped: dict[int, list[str]] = {subject: [] for subject in self.cases}
         self.measured = dict.fromkeys(self.cases, 0)
         self.unmeasured = dict.fromkeys(self.cases, 0)
-        self.library: dict[int, float] = {}
         self.want: Tensor | None = None
-        self.lengths = contexts(chain.tokens)
 
     def run(self, seconds: float) -> list[SubjectResult]:
-        """Two passes, the second over the best of the first and with the carve-out set anew."""
+        """Two passes over all cases, the second with the best of the first around them."""
         end = time.perf_counter() + seconds
         self.want = self.step.logits(self.choice)
         require(distance(self.want, self.want), 0.0)
-        firsts = {}
-        for subject in self.cases:
-            self._look_at(subject)
-            firsts[subject] = self._us(self.choice, _FINAL_REPLAYS)
         self._carve()
-        best: dict[int, list[TuneCase]] = {}
         order = sorted(self.cases, key=lambda s: self.made.subjects[s].kind)  # attention first
-        for index, subject in enumerate(order):
-            share = (end - time.perf_counter()) * 0.8 / (len(order) - index)
-            best[subject] = self._improve(subject, self.cases[subject], share)
-        self._carve()
-        for subject in order:
-            if time.perf_counter() < end:
-                self._improve(subject, best[subject], 1.0)
-        self._carve()
-        return [self._result(subject, firsts[subject]) for subject in order]
+        for share in (0.55, 0.95):
+            part = time.perf_counter() + (end - time.perf_counter()) * share
+            for index, subject in enumerate(order):
+                left = (part - time.perf_counter()) / (len(order) - index)
+                self._improve(subject, self.cases[subject], left)
+            self._carve()
+        return [self._result(subject) for subject in order]
 
     def _carve(self) -> None:
-        """The faster of the carve-outs, at the shortest context."""
-        self.lengths, times = contexts(self.step.chain.tokens)[:1], []
+        """The fastest of the carve-outs, at the shortest context."""
+        graphs = []
         for carveout in CARVEOUTS:
             self.step.carveout = carveout
-            times.append((self._us(self.choice, _FINAL_REPLAYS), carveout))
-        self.step.carveout = min(times)[1]
+            graphs.append(self.step.graph(self.step.steps(self.choice)))
+        self.step.set_context(contexts(self.step.chain.tokens)[0])
+        times = self.step.steps_us(graphs, _FINAL_REPLAYS)
+        self.step.carveout = min(zip(times, CARVEOUTS, strict=True))[1]
 
-    def _improve(self, subject: int, cases: list[TuneCase], seconds: float) -> list[TuneCase]:
-        """Try the cases, keep the best as the choice; the few best."""
+    def _improve(self, subject: int, cases: list[TuneCase], seconds: float) -> None:
+        """Try the cases, families first, then the other grids of the best; keep the best."""
         end = time.perf_counter() + seconds
-        self._look_at(subject)
+        base = self.step.graph(self.step.steps(self.choice))
         timed: list[tuple[float, TuneCase]] = []
         seen: set[int] = set()
         first = [c for c in cases if c.family not in seen and not seen.add(c.family)]
@@ -212,74 +215,87 @@ class _Search:
         while waiting and (time.perf_counter() < end or not timed):
             case = waiting.pop(0)
             done += 1
-            us = self._tried(subject, case)
-            if us is not None:
-                timed.append((us, case))
+            factor = self._tried(subject, case, base)
+            if factor is not None:
+                timed.append((factor, case))
             if not waiting and done == len(first):
                 timed.sort(key=lambda pair: pair[0])
                 families = [one.family for _, one in timed[:_GRIDS_OF]]
                 others = [c for c in cases if c.family in families and c not in first]
                 waiting = sorted(others, key=lambda c: families.index(c.family))
         self.measured[subject] += len(timed)
-        self.unmeasured[subject] += len(waiting)
+        self.unmeasured[subject] = len(waiting)
         timed.sort(key=lambda pair: pair[0])
-        finalists = [case for _, case in timed[:_FINALISTS]]
-        most = self._us(self.choice, _FINAL_REPLAYS)
-        for case in finalists:
-            us = self._us({**self.choice, subject: case}, _FINAL_REPLAYS)
-            if us < most * _BETTER:
-                most, self.choice = us, {**self.choice, subject: case}
-        return finalists
+        best, chosen = _BETTER, self.choice
+        for _, case in timed[:_FINALISTS]:
+            choice = {**self.choice, subject: case}
+            factor = self._factor(subject, self._graph(choice), base, _FINAL_REPLAYS)
+            if factor < best:
+                best, chosen = factor, choice
+        self.choice = chosen
 
-    def _look_at(self, subject: int) -> None:
-        """Attention is measured at several contexts, all else at the shortest."""
-        lengths = contexts(self.step.chain.tokens)
-        self.lengths = lengths if self.made.subjects[subject].kind == "attention" else lengths[:1]
+    def _graph(self, choice: Choice, without: int | None = None) -> torch.cuda.CUDAGraph:
+        return self.step.graph(self.step.steps(choice, without))
 
-    def _tried(self, subject: int, case: TuneCase) -> float | None:
-        """Microseconds of the step with a case; None, and why, when it is wrong or fails."""
+    def _tried(self, subject: int, case: TuneCase, base: torch.cuda.CUDAGraph) -> float | None:
+        """The step with a case against the base; None, and why, when it is wrong or fails."""
         choice = {**self.choice, subject: case}
         try:
             assert self.want is not None
             self.step.set_context(contexts(self.step.chain.tokens)[0])
             require(distance(self.step.logits(choice), self.want), _MOST_ERROR)
-            us = self._us(choice, _REPLAYS)
-            if case.kernel == "library":
-                self.library[subject] = us
-            return us
+            return self._factor(subject, self._graph(choice), base, _REPLAYS)
         except (SitscError, RuntimeError) as error:
             tile = " ".join(f"{name}={value}" for name, value in case.tile.items())
             self.dropped[subject].append(f"{case.kernel} {tile}: {str(error).splitlines()[0]}")
             _still_alive(self.dropped[subject][-1])
             return None
 
-    def _us(self, choice: Choice, replays: int, without: int | None = None) -> float:
-        """Microseconds of the step, over several contexts their geometric mean."""
-        graph = self.step.graph(self.step.steps(choice, without))
-        product = 1.0
-        for length in self.lengths:
-            self.step.set_context(length)
-            product *= self.step.step_us(graph, replays)
-        return product ** (1 / len(self.lengths))
+    def _lengths(self, subject: int) -> tuple[int, ...]:
+        """Attention is measured at several contexts, all else at the shortest."""
+        lengths = contexts(self.step.chain.tokens)
+        return lengths if self.made.subjects[subject].kind == "attention" else lengths[:1]
 
-    def _result(self, subject: int, first: float) -> SubjectResult:
-        self._look_at(subject)
-        whole = self._us(self.choice, _FINAL_REPLAYS)
-        rest = self._us(self.choice, _FINAL_REPLAYS, subject)
+    def _factor(
+        self, subject: int, graph: torch.cuda.CUDAGraph, base: torch.cuda.CUDAGraph, replays: int
+    ) -> float:
+        """How much slower a step is than another, the geometric mean over contexts."""
+        product, lengths = 1.0, self._lengths(subject)
+        for length in lengths:
+            self.step.set_context(length)
+            us, base_us = self.step.steps_us([graph, base], replays)
+            product *= us / base_us
+        return product ** (1 / len(lengths))
+
+    def _result(self, subject: int) -> SubjectResult:
+        whole, rest = self._graph(self.choice), self._graph(self.choice, subject)
+        before = self._graph({**self.choice, subject: self.first[subject]})
         places = sum(
-            len(group.layers[:8]) or 1
-            for group in self.step.chain.groups
+            len(layers) or 1
+            for group, layers in zip(
+                self.step.chain.groups, layers_of(self.step.chain), strict=True
+            )
             for place in group.places
             if place in self.choice[subject].launches
         )
+        step_us, own_us = {}, {}
+        for length in self._lengths(subject):
+            self.step.set_context(length)
+            step_us[length], rest_us = self.step.steps_us([whole, rest], _FINAL_REPLAYS)
+            own_us[length] = (step_us[length] - rest_us) / places
+        library = next((c for c in self.cases[subject] if c.kernel == "library"), None)
+        other = None
+        if library is not None:
+            graph = self._graph({**self.choice, subject: library})
+            other = self._factor(subject, graph, whole, _FINAL_REPLAYS)
         return SubjectResult(
             subject=self.made.subjects[subject],
             tokens=self.step.chain.tokens,
             best=self.choice[subject],
-            step_us=whole,
-            own_us=(whole - rest) / places,
-            first_us=first,
-            library_us=self.library.get(subject),
+            step_us=step_us,
+            own_us=own_us,
+            gain=self._factor(subject, before, whole, _FINAL_REPLAYS),
+            library=other,
             measured=self.measured[subject],
             unmeasured=self.unmeasured[subject],
             dropped=tuple(self.dropped[subject]),

@@ -47,8 +47,9 @@ class TuneMemory:
         for group in made.kv:
             nbytes = made.kv_pages * group.page_bytes
             part = min(len(group.layers), LAYERS)
-            pool = torch.empty(nbytes // len(group.layers) * part // 2, dtype=torch.bfloat16)
-            self.pools[group.name] = torch.empty_like(pool, device="cuda").normal_()
+            count = nbytes // len(group.layers) * part // 2
+            pool = torch.empty(count, dtype=torch.bfloat16, device="cuda").normal_()
+            self.pools[group.name] = pool
         self._images: dict[tuple[str, int], KernelImage] = {}
 
     def image(self, key: str, carveout: int) -> KernelImage:
@@ -189,7 +190,8 @@ class StepChain:
                 buffer.zero_()
             elif name not in _INTEGERS:
                 buffer.fill_(255)  # NaN in every type
-        last = max(self.chain.groups[-1].places, key=lambda place: int(place.split(".")[1]))
+        every = [place for group in self.chain.groups for place in group.places]
+        last = [place for place in every if place in self._subject_at][-1]
         subject = self._subject_at[last]
         launch = choice[subject].launches[last][-1]
         y = next(a for a in launch.arguments if a.name in ("y", "y_ptr"))
@@ -197,8 +199,9 @@ class StepChain:
             for step in self.steps(choice):
                 step(self.stream.cuda_stream)
         self.stream.synchronize()
+        width = self.memory.made.subjects[subject].shape["rows"]
         whole = self.buffers[y.buffer][y.offset :].view(DTYPES[y.dtype])
-        return whole.view(self.chain.tokens, -1).clone()
+        return whole[: self.chain.tokens * width].view(self.chain.tokens, width).clone()
 
     def graph(self, steps: Sequence[Step]) -> torch.cuda.CUDAGraph:
         """The step, captured."""
@@ -215,17 +218,19 @@ class StepChain:
                 graph.capture_end()
         return graph
 
-    def step_us(self, graph: torch.cuda.CUDAGraph, replays: int) -> float:
-        """Median microseconds a step over so many replays, after one to warm up."""
+    def steps_us(self, graphs: Sequence[torch.cuda.CUDAGraph], replays: int) -> list[float]:
+        """Median microseconds of each step, replayed in turn: all see the same clocks."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays * len(graphs) + 1)]
         with torch.cuda.stream(self.stream):
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-            graph.replay()
+            for graph in graphs:
+                graph.replay()
             marks[0].record(self.stream)
-            for mark in marks[1:]:
+            for mark, graph in zip(marks[1:], itertools.cycle(graphs), strict=False):
                 graph.replay()
                 mark.record(self.stream)
         self.stream.synchronize()
-        return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
+        times = [a.elapsed_time(b) * 1e3 for a, b in itertools.pairwise(marks)]
+        return [statistics.median(times[i :: len(graphs)]) for i in range(len(graphs))]
 
 
 def distance(got: Tensor, want: Tensor) -> float:

@@ -83,19 +83,19 @@ def run(
     print(f"{out}  {measured} candidates measured, {dropped} dropped")
 
 
-_HEADER = ["layer", "tokens", "its µs", "step µs", "step before", "with library"]
+_HEADER = ["layer", "tokens", "its µs", "step µs", "before", "with library"]
 _HEADER += ["carve-out", "measured", "dropped", "not tried", "tile"]
 
 
 def _cells(result: "SubjectResult") -> list[str]:
     """A result as the cells of a row."""
-    library = "–" if result.library_us is None else f"{result.library_us:.1f}"
+    library = "–" if result.library is None else f"× {result.library:.3f}"
     return [
         result.subject.name(),
         str(result.tokens),
-        f"{result.own_us:.2f}",
-        f"{result.step_us:.1f}",
-        f"{result.first_us:.1f}",
+        " ".join(f"{us:.1f}" for us in result.own_us.values()),
+        " ".join(f"{us:.0f}" for us in result.step_us.values()),
+        f"× {result.gain:.3f}",
         library,
         str(result.carveout),
         str(result.measured),

@@ -114,7 +114,9 @@ def test_every_choice_gives_kernels_of_its_tile(tokens, kind):
                 apart = "norm_ptr" not in dict(one.arguments)
                 assert apart == bool(choice.tile.get("separate_norm"))
         keys |= {(info.key, info.grid) for info in infos}
-        assert all(info.tile == choice.tile or info.template == "attention_reduce" for info in infos)
+        assert all(
+            info.tile == choice.tile or info.template == "attention_reduce" for info in infos
+        )
     assert len(keys) >= 5 or tokens > 128
     assert heads(ATTENTION).group == 4
 

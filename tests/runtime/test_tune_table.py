@@ -29,7 +29,7 @@ SHAPE: dict[str, Any] = {
 TILE = {"block_n": 64, "block_k": 128}
 CASE = TuneCase(0, 0, "skinny", TILE, True, {})
 RESULT = SubjectResult(
-    TuneSubject("linear", SHAPE), 8, CASE, 900.0, 8.25, 950.0, 910.0, 5, 0, (), 100
+    TuneSubject("linear", SHAPE), 8, CASE, {128: 900.0}, {128: 8.25}, 1.05, 1.02, 5, 0, (), 100
 )
 HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 
@@ -48,7 +48,7 @@ def test_entries_cover_the_counts_around_those_measured():
     ]
     assert made[1].tile == TILE and made[2].tile == {}
     evidence = made[1].evidence
-    assert (evidence["us"], evidence["library_step_us"], evidence["gpu"]) == (8.25, 910.0, "a GPU")
+    assert (evidence["us"], evidence["library"], evidence["gpu"]) == ({"128": 8.2}, 1.02, "a GPU")
     assert evidence["torch"] == torch.__version__ and evidence["version"] and evidence["date"]
     chosen = choose_linear(made, SHAPE, 16, 132)
     assert (chosen.kernel, chosen.source) == ("skinny", "measured")
@@ -91,4 +91,4 @@ def test_a_run_writes_a_table(tmp_path: Path):
     assert len(made.linear) + len(made.attention) == len(results)
     assert {r.tokens for r in results} == {chain.tokens for chain in tune_set.chains}
     assert all(result.measured and not result.dropped for result in results)
-    assert all(result.step_us < 1.02 * result.first_us for result in results)
+    assert all(result.gain > 0.98 for result in results)
