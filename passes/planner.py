@@ -76,11 +76,11 @@ def make_plan(
     context = facts.tokens.max_context
     chunk = min(options.prefill_chunk_tokens, context)
     steps = buckets(options.max_batch, chunk, context)
-    groups = kv_groups(graph, options.page_tokens)
+    groups = kv_groups(graph, options.page_size)
     classes = layer_classes(graph)
     target = data.target
     found = regimes(
-        graph, steps, classes, target, options.page_tokens, PACKAGE, facts.tokens.logits_width
+        graph, steps, classes, target, options.page_size, PACKAGE, facts.tokens.logits_width
     )
     step_tokens = chunk + options.max_batch
     memory = _memory(graph, groups, options, facts, step_tokens, workspace)
@@ -132,11 +132,9 @@ def _memory(
             f"--kv-tokens {wanted} cannot hold one sequence of {context} tokens",
             hint=f"--kv-tokens {context} or a smaller --max-context",
         )
-    pages = -(-wanted // options.page_tokens)
-    sizes = StepSizes("prefill", step_tokens, options.max_batch, context).values(
-        options.page_tokens
-    )
-    sizes |= {"sequence_pages": -(-context // options.page_tokens), "pages": pages}
+    pages = -(-wanted // options.page_size)
+    sizes = StepSizes("prefill", step_tokens, options.max_batch, context).values(options.page_size)
+    sizes |= {"sequence_pages": -(-context // options.page_size), "pages": pages}
     arena = plan_arena([*_inputs(graph, sizes), _scratch(workspace.bytes)])
     inside = plan_arena(graph_buffers(graph, Sizes(symbol_names(graph), sizes)))
     weights = sum(aligned(spec.nbytes) for spec in weights_of(graph))

@@ -21,6 +21,7 @@ DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
     "uint8": torch.uint8,
     "bool": torch.bool,
+    "float64": torch.float64,
 }
 
 
