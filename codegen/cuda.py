@@ -132,7 +132,8 @@ class CudaProvider:
             return self._info(source, grid(source, Sizes(tokens=tokens)), {})
         if template == "argmax" or template.startswith("sample_"):
             source = instance(template, pdl=self.pdl, **shape)
-            return self._info(source, (count, shape["parts"]), {"parts": shape["parts"]})
+            parts = grid(source, Sizes())[1]
+            return self._info(source, (count, parts), {"parts": parts})
         source = instance(template, pdl=self.pdl, **shape)
         return self._info(source, grid(source, Sizes()), {})
 

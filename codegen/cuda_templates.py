@@ -12,7 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sitsc.codegen import cuda_attention, cuda_experts, cuda_linear, cuda_pointwise, cuda_rows
+from sitsc.codegen import (
+    cuda_attention,
+    cuda_experts,
+    cuda_linear,
+    cuda_pointwise,
+    cuda_rows,
+    cuda_sampling,
+)
 from sitsc.codegen.cuda_attention_hopper import attention_prefill_hopper
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.triton_source import KernelSource
@@ -86,6 +93,15 @@ _ALL = (
     Template("pointwise", cuda_pointwise.pointwise, lambda c, s: (s.tokens, c["PARTS"])),
     Template("row_norm", cuda_pointwise.row_norm, lambda c, s: (s.tokens, c["PARTS"])),
     Template("argmax", cuda_rows.argmax, lambda c, s: (s.rows, c["PARTS"])),
+    *(
+        Template(build.__name__, build, lambda c, s: (s.rows, c["PARTS"]))
+        for build in (
+            cuda_sampling.sample_scan,
+            cuda_sampling.sample_count,
+            cuda_sampling.sample_gather,
+        )
+    ),
+    Template("sample_draw", cuda_sampling.sample_draw, lambda c, s: (s.rows,)),
     Template("moe_route", cuda_experts.moe_route, lambda c, s: (s.tokens,)),
     Template("moe_sort", cuda_experts.moe_sort, lambda c, s: (c["E"],)),
     Template(
