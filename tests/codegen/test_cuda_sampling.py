@@ -133,7 +133,7 @@ def test_candidates_are_those_of_the_cpu(run, vocabulary) -> None:
 def test_any_options(run, options, vocabulary, seed, ties, masked) -> None:
     allowed = tuple(range(seed % 3, vocabulary, 2)) if masked else None
     cases = [Case(one, prompt=(0, 3, 8), allowed=allowed, seed=seed) for one in options]
-    rows = DeviceRows(vocabulary, cases, eos_ids=(0,), **SMALL | {"many": 128})
+    rows = DeviceRows(vocabulary, cases, eos_ids=(0,), **dict[str, Any](SMALL | {"many": 128}))
     scores = logits(len(cases), vocabulary, seed)
     check_rows(rows, scores.round() if ties else scores, run)
 
@@ -158,7 +158,8 @@ def test_more_candidates_than_the_list_holds_are_searched(run, flat) -> None:
     many = [drawing(top_k=11, top_p=0.7), drawing(top_p=0.5, min_p=0.1), drawing()]
     cases = [Case(one, seed=5) for one in many]
     scores = torch.zeros(3, 21) if flat else logits(3, 21)
-    short = DeviceRows(21, cases, **SMALL | {"few": 1, "many": 2, "bins": 4, "block": 32})
+    tile = dict[str, Any](SMALL | {"few": 1, "many": 2, "bins": 4, "block": 32})
+    short = DeviceRows(21, cases, **tile)
     full = DeviceRows(21, cases, **SMALL)
     assert check_rows(short, scores, run) == check_rows(full, scores, run)
 
