@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sitsc.codegen.cuda_experts import tile as rule
 from sitsc.codegen.cuda_templates import Sizes, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.ops.moe import experts_reference, route_reference
@@ -33,11 +34,14 @@ class Experts:
 
 @dataclass(frozen=True)
 class ExpertsCheck:
-    """A layer over `tokens` tokens; `tile` is that of both products, `idle` rows are not there."""
+    """A layer over `tokens` tokens; both products take `tile`, or the rule for an H200 without it.
+
+    `idle` rows belong to the bucket but not to the step.
+    """
 
     op: Experts
     tokens: int
-    tile: Tile
+    tile: Tile = field(default_factory=dict)
     idle: int = 0
     correction: bool = False
     y_dtype: str = "fp32"
@@ -45,15 +49,13 @@ class ExpertsCheck:
     def sources(self, pdl: bool) -> list[KernelSource]:
         op, most = self.op, self.tokens + self.idle
         sizes = {"experts": op.experts, "top_k": op.top_k}
-        more = sizes | {"tokens": most, "bias": op.bias, "pdl": pdl} | self.tile
+        more = sizes | {"tokens": most, "bias": op.bias, "pdl": pdl}
         gate = {"activation": op.activation, "alpha": 1.702, "limit": 0.7}
         return [
             instance("moe_route", **sizes, **op.router, correction=self.correction, pdl=pdl),
             instance("moe_sort", **sizes, block=16 if most < 64 else 512, pdl=pdl),
-            instance("moe_linear", rows=op.inter, columns=op.hidden, glu=True, **gate, **more),
-            instance(
-                "moe_linear", rows=op.hidden, columns=op.inter, out_dtype=self.y_dtype, **more
-            ),
+            instance("moe_linear", **self._product(most, True), **gate, **more),
+            instance("moe_linear", **self._product(most, False), out_dtype=self.y_dtype, **more),
             instance(
                 "moe_sum",
                 columns=op.hidden,
@@ -63,6 +65,13 @@ class ExpertsCheck:
                 pdl=pdl,
             ),
         ]
+
+    def _product(self, most: int, glu: bool) -> dict[str, Any]:
+        """Shape and tile of one product."""
+        sizes = (self.op.inter, self.op.hidden) if glu else (self.op.hidden, self.op.inter)
+        shape = {"rows": sizes[0], "columns": sizes[1], "glu": glu}
+        counts = {"tokens": most, "top_k": self.op.top_k, "experts": self.op.experts}
+        return shape | (self.tile or rule(shape | counts, 132, 232448))
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
         make, op, t = Inputs(device), self.op, self.tokens

@@ -45,6 +45,9 @@ CHOSEN = (
     "argmax",
     "advance",
     "place",
+    "experts of qwen3, 7 tokens",
+    "experts of gpt-oss, 3 tokens",
+    "experts in groups, 33 tokens",
 )
 SOURCES = {
     f"{name} {source.name}": source

@@ -12,6 +12,7 @@ from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.triton_source import KernelSource
 from tests.attention_checks import DecodeCheck, RaggedCheck
+from tests.gpu.experts_cases import experts_checks
 from tests.gpu.hopper_cases import hopper_checks
 from tests.kernel_checks import (
     AdvanceCheck,
@@ -185,7 +186,7 @@ def _row_checks() -> dict[str, KernelCheck]:
 
 def all_checks() -> dict[str, KernelCheck]:
     """Every check by name."""
-    return _linear_checks() | _attention_checks() | _row_checks()
+    return _linear_checks() | _attention_checks() | _row_checks() | experts_checks()
 
 
 def all_sources(sm: int) -> list[KernelSource]:
