@@ -165,7 +165,7 @@ def row_norm(
     x: tuple[int, int, int],
     y: tuple[int, int, int],
     dtypes: tuple[str, str | None, str | None],
-    num_warps: int = 4,
+    num_warps: int = 0,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
@@ -173,6 +173,7 @@ def row_norm(
 
     x and y are (first element, elements from row to row, from head to head), in elements of the
     buffers; `dtypes` those of x and y, of the weight and of the bias, None where there is none.
+    By default a warp has 1024 elements, and a program at least four and at most 16 warps.
     """
     if kind not in ("rms", "layer"):
         raise CompileError(f"no norm {kind!r}", hint="rms or layer")
@@ -184,6 +185,7 @@ def row_norm(
     together = min(power_of_two(heads), max(1, _MOST_HEADS // block))
     constants = {"H": columns, "HEADS": heads, "BLOCK": block, "BLOCK_HEADS": together}
     constants["PARTS"] = -(-heads // together)
+    num_warps = num_warps or min(16, max(4, block * together // 1024))
     constants |= dict(zip(("X_AT", "X_ROW", "X_HEAD"), x, strict=True))
     constants |= dict(zip(("Y_AT", "Y_ROW", "Y_HEAD"), y, strict=True))
     given = {"weight": weight is not None, "bias": bias is not None}

@@ -124,7 +124,8 @@ def kernel_rows(
         if not time:
             continue
         layer = layer_of(node)
-        by = "kernel" if is_op(node, *KERNELS) else "inductor"
+        ours = is_op(node, *KERNELS) or target.isa.startswith("sm_")
+        by = "kernel" if ours else "inductor"
         key = (
             _label(node),
             target_name(node),
