@@ -6,7 +6,6 @@ arena.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
@@ -15,11 +14,9 @@ from sitsc.core.hardware import TargetData
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import (
-    PLACE_GROUP,
     SCHEMA,
     ArenaBuffer,
     Argument,
-    Launch,
     LaunchGroup,
     LayerClass,
     Memory,
@@ -33,9 +30,9 @@ from sitsc.core.plan import (
     Tier,
 )
 from sitsc.core.printer import symbol_names
-from sitsc.core.weights import DTYPES
 from sitsc.passes.cost import Sizes
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
+from sitsc.passes.cuda_step import StepLaunches, step_buffers
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import Arena, aligned, plan_arena
 from sitsc.passes.planner import ModelFacts, predictions, weights_of
@@ -45,21 +42,6 @@ DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 PREFILL_BUCKETS = (128, 512, 2048, 8192)
 CUDA_LAYOUT = "layer, page, k: [head, token, dim], v: [head, token, dim]"
 _CONTEXT = 1024
-_SAMPLED, _BEST, _INDEX, _ARRIVED = "sampled_ids", "best", "best_index", "argmax_counters"
-_PARTS = 32
-_BLOCK = 256
-_SAMPLING = {"decode": ("argmax", "advance"), "prefill": ("argmax",)}
-_BUFFERS = {
-    "best_ptr": (_BEST, "float32"),
-    "index_ptr": (_INDEX, "int32"),
-    "counter_ptr": (_ARRIVED, "int32"),
-    "ids_ptr": (_SAMPLED, "int64"),
-    "token_ids_ptr": ("token_ids", "int64"),
-    "position_ids_ptr": ("position_ids", "int64"),
-    "context_lens_ptr": ("context_lens", "int32"),
-    "token_sources_ptr": ("token_sources", "int32"),
-    "token_places_ptr": ("token_places", "int32"),
-}
 
 
 def cuda_buckets(options: CompileOptions, context: int) -> list[StepSizes]:
@@ -92,14 +74,15 @@ def make_cuda_plan(
         )
         made.append(scheduler.run())
     keys = {key: info for one in made for key, info in one.keys.items()}
-    inputs = _inputs(options, context)
+    inputs = step_buffers(options, context, facts.tokens)
+    extra = StepLaunches(facts.tokens, provider, keys)
     arena, places = _arena(inputs, steps, made)
     found = []
     for step, one, offsets in zip(steps, made, places, strict=True):
         groups = [
-            _step_group(PLACE_GROUP, ("place",), one, offsets, step, provider, keys),
+            _placed(extra.place(one, step), offsets),
             *[_placed(group, offsets) for group in one.groups],
-            _step_group("sample", _SAMPLING[step.kind], one, offsets, step, provider, keys),
+            _placed(extra.sample(one, step), offsets),
         ]
         found.append(_regime(graph, step, groups, classes, data, options))
     plan = Plan(
@@ -141,34 +124,6 @@ def _regime(
 # --- arena ------------------------------------------------------------------------------------
 
 
-def _inputs(options: CompileOptions, context: int) -> list[ArenaBuffer]:
-    """Step inputs and the sampled ids, at their largest; they live through every step."""
-    tokens = min(options.prefill_chunk_tokens, context) + options.max_batch
-    batch, width = options.max_batch, -(-context // options.page_size)
-    shapes = {
-        "token_ids": ("int64", (tokens,)),
-        "position_ids": ("int64", (tokens,)),
-        "logit_rows": ("int64", (batch,)),
-        "block_table": ("int32", (batch, width)),
-        "query_start": ("int32", (batch + 1,)),
-        "context_lens": ("int32", (batch,)),
-        "token_sources": ("int32", (batch,)),
-        "token_places": ("int32", (batch,)),
-        _SAMPLED: ("int64", (batch,)),
-        _BEST: ("float32", (batch, _PARTS)),
-        _INDEX: ("int32", (batch, _PARTS)),
-        _ARRIVED: ("int32", (batch,)),
-    }
-    buffers = []
-    for name, (dtype, shape) in shapes.items():
-        count = 1
-        for size in shape:
-            count *= size
-        nbytes = count * DTYPES[dtype].itemsize
-        buffers.append(ArenaBuffer(name, dtype, shape, 0, nbytes, 0, 0))
-    return buffers
-
-
 def _arena(
     inputs: list[ArenaBuffer], steps: list[StepSizes], made: list[Scheduled]
 ) -> tuple[Arena, list[dict[str, ArenaBuffer]]]:
@@ -207,49 +162,6 @@ def _placed(group: LaunchGroup, places: dict[str, ArenaBuffer]) -> LaunchGroup:
         for launch in group.launches
     )
     return replace(group, launches=launches)
-
-
-def _step_group(
-    name: str,
-    templates: tuple[str, ...],
-    one: Scheduled,
-    places: dict[str, ArenaBuffer],
-    step: StepSizes,
-    provider: KernelProvider,
-    keys: dict[str, KernelInfo],
-) -> LaunchGroup:
-    """Launches before and after the model: tokens put in place, tokens sampled from logits."""
-    assert one.logits is not None
-    width = int(one.logits.shape[1])
-    shapes: dict[str, dict[str, Any]] = {
-        "place": {"max_sequences": max(_BLOCK, step.sequences)},
-        "argmax": {"vocabulary": width, "parts": _PARTS, "count": "rows"},
-        "advance": {"max_sequences": max(_BLOCK, step.sequences)},
-    }
-    bound = {"logits_ptr": replace(one.logits, name="logits_ptr")}
-    bound |= {name: Argument(name, "arena", b, d, ()) for name, (b, d) in _BUFFERS.items()}
-    bound["num_sequences"] = Argument("num_sequences", "size", "sequences", "i32", ())
-    launches = []
-    for template in templates:
-        info = provider.make(template, **shapes[template])
-        keys[info.key] = info
-        launches.append(
-            Launch(
-                kind="kernel",
-                kernel=info.key,
-                template=info.template,
-                tile=info.tile,
-                grid=info.grid,
-                arguments=tuple(bound[argument] for argument, _ in info.arguments),
-                outputs=(),
-                stream=0,
-                dependent=info.dependent,
-                bytes=4 * width * step.sequences if template == "argmax" else 0,
-                flops=0,
-                predicted_us=0.0 if template == "place" else 2.0,
-            )
-        )
-    return _placed(LaunchGroup(name, (), tuple(launches)), places)
 
 
 # --- memory and schedule ------------------------------------------------------------------------

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from sitsc.core.artifact import Artifact
-from sitsc.core.errors import ArtifactError, CapacityError, ExecutionError
+from sitsc.core.errors import ArtifactError, CapacityError
 from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
 from sitsc.core.plan import PLACE_GROUP, Argument, LaunchGroup, Regime
 from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.sampling_rows import sampling_error
 from sitsc.runtime import cuda_driver
 from sitsc.runtime.cuda_bound import BoundGroups, Sizes, Step
 from sitsc.runtime.cuda_driver import DRIVER_CARVEOUT
-from sitsc.runtime.cuda_inputs import StepInputs
+from sitsc.runtime.cuda_inputs import StepInputs, Upload, Uploads
 from sitsc.runtime.cuda_memory import CudaMemory
+from sitsc.runtime.cuda_rows import DeviceRows
 from sitsc.runtime.cuda_weights import random_weights
 from sitsc.runtime.launcher import KernelImage
 from sitsc.runtime.sampler import SamplerRow
@@ -28,6 +30,7 @@ from sitsc.runtime.steps import Sampled
 
 _CARVEOUT, _FEW_TOKENS = 100, 2
 _RING = 3
+_UPLOAD_BYTES = 1 << 22
 
 
 def carveout(regime: Regime) -> int:
@@ -61,6 +64,10 @@ class CudaExecutor:
         self.images = self._load_kernels(artifact)
         self.stream = torch.cuda.Stream()
         self.inputs = StepInputs(self.memory)
+        self.rows = DeviceRows(self.plan.schedule.max_batch, self.plan.tokens.vocab_size)
+        self._uploads = Uploads(self.memory, _UPLOAD_BYTES)
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
+            self.rows.reset(upload)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._bound: dict[str, BoundGroups] = {}
         self._places: dict[str, BoundGroups] = {}
@@ -146,14 +153,14 @@ class CudaExecutor:
     # --- steps of the engine --------------------------------------------------------------------
 
     def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> StepInFlight:
-        """Start a step and the copy of its sampled ids. Raises CapacityError, ExecutionError."""
-        if any(not row.options.is_greedy for row in rows):
-            raise ExecutionError("this artifact samples greedily only")
-        with torch.cuda.stream(self.stream):
+        """Start a step and the copy of its sampled ids. Raises CapacityError."""
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             if batch.regime == "decode":
-                self._decode(batch)
+                self._decode(upload, batch, rows)
             else:
-                self._prefill(batch, _sampled_rows(batch))
+                wanted = _sampled_rows(batch)
+                self.rows.write(upload, batch, rows, max(1, len(wanted)))
+                self._prefill(upload, batch, wanted)
             self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
             return self._read_back(len(batch.sampled_ids))
 
@@ -162,29 +169,30 @@ class CudaExecutor:
         if not step.rows:
             return []
         step.done.synchronize()
-        return list(step.host[: step.rows].tolist())
+        return [sampling_error(id) or id for id in step.host[: step.rows].tolist()]
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
+        self.rows.forget(request_id)
 
     def execute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
         """Logits [sampled rows, width] float32 on the CPU; `rows` asks for others of the step."""
         wanted = rows or _sampled_rows(batch)
-        with torch.cuda.stream(self.stream):
-            self.inputs.forget_layout()
-            regime = self._prefill(batch, wanted)
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
+            regime = self._prefill(upload, batch, wanted)
             return self.logits(regime, len(wanted)).cpu()
 
-    def _decode(self, batch: StepBatch) -> None:
+    def _decode(self, upload: Upload, batch: StepBatch, rows: Sequence[SamplerRow]) -> None:
         regime = self.decode_regime(len(batch.request_ids))
         bucket = regime.sizes["sequences"]
-        self._place(regime, self.inputs.decode(batch, bucket, self._sources))
+        self.rows.write(upload, batch, rows, bucket)
+        self._place(regime, self.inputs.decode(upload, batch, bucket, self._sources))
         self._graphs[regime.name].replay()
 
-    def _prefill(self, batch: StepBatch, rows: list[int]) -> Regime:
+    def _prefill(self, upload: Upload, batch: StepBatch, rows: list[int]) -> Regime:
         regime = self._prefill_regime(len(batch.token_ids), len(batch.request_ids))
         sizes, placed = self.inputs.prefill(
-            batch, rows or [len(batch.token_ids) - 1], self._sources
+            upload, batch, rows or [len(batch.token_ids) - 1], self._sources
         )
         self._place(regime, placed)
         bound = self._bind(regime)
@@ -223,9 +231,9 @@ class CudaExecutor:
         regime, count = self.decode_regime(len(token_ids)), len(token_ids)
         ids, starts = tuple(range(count)), list(range(count + 1))
         batch = StepBatch("decode", ids, token_ids, starts, context_lens, tables, [True] * count)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             self.inputs.forget_layout()
-            self.inputs.decode(batch, regime.sizes["sequences"], {})
+            self.inputs.decode(upload, batch, regime.sizes["sequences"], {})
             self.inputs.forget_layout()
         return regime.name
 
@@ -248,8 +256,8 @@ class CudaExecutor:
     def prefill(self, batch: StepBatch) -> tuple[Regime, int]:
         """Launch a ragged step; its regime and the number of rows with logits."""
         rows = _sampled_rows(batch)
-        with torch.cuda.stream(self.stream):
-            regime = self._prefill(batch, rows)
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
+            regime = self._prefill(upload, batch, rows)
         return regime, max(1, len(rows))
 
 

@@ -1,0 +1,130 @@
+"""What a step launches around the model, and the buffers that live from step to step.
+
+In: options, the vocabulary. Out: input buffers, the fields of the sampled rows, and the launch
+groups before and after the model: tokens put in place, tokens sampled, the inputs moved on.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from sitsc.core.kernels import KernelInfo, KernelProvider
+from sitsc.core.options import CompileOptions
+from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
+from sitsc.core.serving.sampling_rows import bitmap_words
+from sitsc.core.weights import DTYPES
+from sitsc.passes.cuda_schedule import Scheduled
+from sitsc.passes.schedule import StepSizes
+
+_PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
+_SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
+_SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
+# Kernel arguments that are not named as their buffers.
+_RENAMED = {"ids_ptr": "sampled_ids"}
+
+
+def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[ArenaBuffer]:
+    """Inputs, fields of the sampled rows and scratch of sampling, at their largest."""
+    batch = options.max_batch
+    most = min(options.prefill_chunk_tokens, context) + batch
+    words = bitmap_words(tokens.vocab_size)
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "token_ids": ("int64", (most,)),
+        "position_ids": ("int64", (most,)),
+        "logit_rows": ("int64", (batch,)),
+        "block_table": ("int32", (batch, -(-context // options.page_size))),
+        "query_start": ("int32", (batch + 1,)),
+        "context_lens": ("int32", (batch,)),
+        "token_sources": ("int32", (batch,)),
+        "token_places": ("int32", (batch,)),
+        "sampled_ids": ("int64", (batch,)),
+        "temperature": ("float32", (batch,)),
+        "penalty": ("float32", (batch,)),
+        "min_p": ("float32", (batch,)),
+        "top_p": ("float64", (batch,)),
+        "top_k": ("int32", (batch,)),
+        "suppress": ("int32", (batch,)),
+        "has_mask": ("int32", (batch,)),
+        "slot": ("int32", (batch,)),
+        "seed": ("int64", (batch,)),
+        "step": ("int64", (batch,)),
+        "mask": ("int32", (batch, words)),
+        "seen": ("int32", (batch, words)),
+        "best": ("float32", (batch, 2, _PARTS)),
+        "index": ("int32", (batch, 2, _PARTS)),
+        "counter": ("int32", (batch, 2)),
+        "state": ("int32", (batch,)),
+        "summary": ("float32", (batch, 4)),
+        "weight": ("float32", (batch, _PARTS)),
+        "plan": ("int32", (batch, 8)),
+        "histogram": ("int64", (batch, _BINS)),
+        "list": ("int64", (batch, _MANY)),
+        "mass": ("int64", (batch, 5)),
+        "border": ("int64", (batch,)),
+    }
+    return [
+        ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
+        for name, (dtype, shape) in shapes.items()
+    ]
+
+
+class StepLaunches:
+    """Makes the launches around the model; new kernel instances go to `keys`."""
+
+    def __init__(
+        self, tokens: Tokens, provider: KernelProvider, keys: dict[str, KernelInfo]
+    ) -> None:
+        self._tokens, self._provider, self._keys = tokens, provider, keys
+
+    def place(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
+        """Tokens that an earlier step sampled, from the sampled ids to where they belong."""
+        return self._group(PLACE_GROUP, ("place",), one, step)
+
+    def sample(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
+        """Sampled ids from logits; after a decode step also the inputs of the next."""
+        last = ("advance",) if step.kind == "decode" else ()
+        return self._group("sample", (*_SAMPLERS, *last), one, step)
+
+    def _group(
+        self, name: str, templates: tuple[str, ...], one: Scheduled, step: StepSizes
+    ) -> LaunchGroup:
+        return LaunchGroup(name, (), tuple(self._launch(t, one, step) for t in templates))
+
+    def _launch(self, template: str, one: Scheduled, step: StepSizes) -> Launch:
+        info = self._provider.make(template, **self._shape(template, step))
+        self._keys[info.key] = info
+        first = template == "sample_scan"
+        return Launch(
+            kind="kernel",
+            kernel=info.key,
+            template=info.template,
+            tile=info.tile,
+            grid=info.grid,
+            arguments=tuple(_argument(name, kind, one) for name, kind in info.arguments),
+            outputs=(),
+            stream=0,
+            dependent=info.dependent,
+            bytes=4 * self._tokens.vocab_size * step.sequences if first else 0,
+            flops=0,
+            predicted_us=0.0 if template == "place" else 2.0 if first else 1.0,
+        )
+
+    def _shape(self, template: str, step: StepSizes) -> dict[str, Any]:
+        if template not in _SAMPLERS:
+            return {"max_sequences": max(_BLOCK, step.sequences)}
+        tokens = self._tokens
+        shape = {"vocabulary": tokens.vocab_size, "width": tokens.logits_width, "count": "rows"}
+        shape |= {"eos_ids": tokens.eos_token_ids, "bins": _BINS}
+        if template != "sample_draw":
+            shape["parts"] = _PARTS
+        return shape | ({"many": _MANY} if template in _SAMPLERS[2:] else {})
+
+
+def _argument(name: str, kind: str, one: Scheduled) -> Argument:
+    if name == "logits_ptr":
+        assert one.logits is not None
+        return replace(one.logits, name=name)
+    if name == "num_sequences":
+        return Argument(name, "size", "sequences", kind, ())
+    long = {short: dtype for dtype, short in _SHORT.items()}[kind.removeprefix("*")]
+    return Argument(name, "arena", _RENAMED.get(name, name.removesuffix("_ptr")), long, ())
