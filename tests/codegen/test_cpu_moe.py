@@ -79,7 +79,7 @@ class Layer:
                 torch.randn(experts, hidden).to(self.dtype),
             )
         given = {"top_k": 2, "scoring": 0, "groups": 1, "group_top": 1, "normalise": 1}
-        self.route = given | {"scaling": 1.0, "correction": None, "activation": 0} | route
+        self.route: dict[str, Any] = given | {"scaling": 1.0, "correction": None, "activation": 0} | route
 
     def run(self, x: Tensor, logits: Tensor, residual: Tensor | None) -> Tensor:
         out = torch.full((x.shape[0], self.hidden), math.nan, dtype=self.dtype)
@@ -96,7 +96,7 @@ class Layer:
         return out
 
     def reference(self, x: Tensor, logits: Tensor, residual: Tensor | None) -> Tensor:
-        r = self.route
+        r: dict[str, Any] = self.route
         weights, indices = route_reference(
             logits, r["correction"], r["top_k"], SCORINGS[r["scoring"]], r["groups"],
             r["group_top"], r["normalise"], r["scaling"],

@@ -125,7 +125,7 @@ def test_dense_experts_are_the_same(
         random(tokens, experts), None, min(2, experts), "softmax", 1, 1, 1, 1.5
     )
     activation = ("swiglu_clamped", 1.7, 0.5) if clamped else ("silu", 0.0, 0.0)
-    args = (
+    args: tuple[Any, ...] = (
         random(tokens, hidden),
         indices,
         weights,
