@@ -27,7 +27,7 @@ class Elementwise(InPlace):
             found = None if node is root else self.resolve(node)
             return found if isinstance(found, Ref) else None
 
-        return Emitter(place, self.layout)
+        return Emitter(place, self.layout, self.step.kind == "decode")
 
     def store(self, node: Node) -> None:
         """Compute a value, and all that is inlined in it, into a place of its own."""

@@ -94,10 +94,12 @@ class KernelOps(ExpertOps):
     def selection(self, node: Node) -> None:
         """Rows that need logits; in a decode step these are all rows."""
         if self.step.kind == "decode":
-            self.places[node] = self.place(node.args[0])
+            if (place := self.resolve(node.args[0])) is not None:
+                self.places[node] = place
             return
-        if tensor(node).dtype not in (DTYPES["bfloat16"],):
-            raise unsupported(node, f"for {tensor(node).dtype}")
+        if tensor(node).dtype != DTYPES["bfloat16"]:
+            self.store(node)
+            return
         info = self.provider.make("gather", columns=int(tensor(node).shape[-1]), count="rows")
         rows = self._step_input("logit_rows")
         bound = {"table_ptr": self.rows(node.args[0]), "ids_ptr": self.place(rows)}

@@ -18,7 +18,7 @@ from sitsc.core.kernels import Pointwise
 from sitsc.core.weights import dtype_name
 from sitsc.passes.cost import Sizes
 from sitsc.passes.cuda_refs import Ref
-from sitsc.passes.cuda_values import CASTS, ELEMENTWISE
+from sitsc.passes.cuda_values import CASTS, ELEMENTWISE, is_selection
 from sitsc.passes.cuda_views import view_index
 from sitsc.passes.fxutil import arguments, is_op, module_path, tensor
 
@@ -37,10 +37,14 @@ def unsupported(node: Node, why: str = "") -> UnsupportedModelError:
 
 @dataclass(slots=True)
 class Emitter:
-    """Writes the lines of one kernel; `place` gives the Ref of a stored value, else None."""
+    """Writes the lines of one kernel; `place` gives the Ref of a stored value, else None.
+
+    With `every_row` the rows that need logits are all rows, in order.
+    """
 
     place: Callable[[Node], Ref | None]
     sizes: Sizes
+    every_row: bool
     lines: list[tuple[str, ...]] = field(default_factory=list)
     inputs: list[Ref] = field(default_factory=list)
     loads: list[tuple[Ref, str, str]] = field(default_factory=list)
@@ -83,6 +87,8 @@ class Emitter:
             return self._repeated(node, index, mask)
         if is_op(node, "rope"):
             return self._rope(node, index, mask, dtype)
+        if is_selection(node):
+            return self._selection(node, index, mask)
         if is_op(node, "index"):
             return self._lookup(node, index, mask)
         if is_op(node, *CASTS):
@@ -116,6 +122,14 @@ class Emitter:
         if a.get("alpha", 1) != 1:
             operands[1] = self.line("mul", operands[1], repr(a["alpha"]), "float32")
         return self.line(name, *operands, dtype)
+
+    def _selection(self, node: Node, index: Index, mask: str) -> str:
+        source, picks = node.args
+        if self.every_row:
+            return self.value(source, index, mask)
+        dim = next(dim for dim, pick in enumerate(picks) if pick is not None)
+        row = self.value(picks[dim], (index[dim],), mask)
+        return self.value(source, (*index[:dim], row, *index[dim + 1 :]), mask)
 
     def _lookup(self, node: Node, index: Index, mask: str) -> str:
         table, rows = node.args[0], node.args[1]

@@ -15,7 +15,7 @@ from sitsc.core.plan import LaunchGroup, LayerClass, Target
 from sitsc.passes.cuda_launch import Scheduled
 from sitsc.passes.cuda_ops import KernelOps
 from sitsc.passes.cuda_pointwise import unsupported
-from sitsc.passes.cuda_refs import is_view, view
+from sitsc.passes.cuda_refs import Ref, is_view, view
 from sitsc.passes.cuda_values import REDUCTIONS, is_lazy, is_selection
 from sitsc.passes.fxutil import is_op
 from sitsc.passes.schedule import StepSizes
@@ -74,6 +74,7 @@ class CudaScheduler(KernelOps):
                 self._node(node)
             if len(layers) > 1:
                 self._check_repeats(layers)
+                self._leave(layers)
                 self._keep_over_layers(begin)
             if self.launches:
                 self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
@@ -140,6 +141,23 @@ class CudaScheduler(KernelOps):
             for node in self.by_layer[layer]:
                 if any(self.values.layer.get(user) not in near for user in node.users):
                     raise _CannotRepeatError
+
+    def _leave(self, layers: tuple[int, ...]) -> None:
+        """What the first layer left in its places is the last layer's from now on.
+
+        Raises _CannotRepeatError when later nodes read what a layer has written over.
+        """
+        pairs = zip(self.by_layer[layers[0]], self.by_layer[layers[-1]], strict=True)
+        for node, twin in pairs:
+            place, root = self.resolve(node), node
+            while self.values.passes_through(root):
+                root = root.args[0]
+            kept = isinstance(place, Ref) and root in self.owners.get(place.buffer, [])
+            if kept and root is node:
+                self.owners[place.buffer].append(twin)
+            later = any(self.values.layer.get(user) != layers[-1] for user in twin.users)
+            if later and not kept and isinstance(place, Ref):
+                raise _CannotRepeatError
 
     def _keep_over_layers(self, begin: int) -> None:
         """What a repeated layer reads from before it must last until its last repetition."""

@@ -153,7 +153,7 @@ def test_a_plan_is_as_close_as_transformers_in_bfloat16(
     steps = script(plan, ("decode_4", "decode_4", *(("decode_2", "decode_1") if small else ())))
     found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
     wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
-    allowed = max(LEAST, relative_error(torch.cat(rounded), torch.cat(wanted)))
+    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
     for step, logits, rows in zip(steps.steps, found, steps.rows, strict=True):
         expected = torch.stack([wanted[s][at] for s, at in rows])
         error = relative_error(logits[: len(rows)], expected)
