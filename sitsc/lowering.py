@@ -21,6 +21,7 @@ from sitsc.core.plan import Numerics, Plan, Tokens
 from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
+from sitsc.frontend.experts_lint import num_experts
 from sitsc.frontend.shrink import tiny_config
 from sitsc.frontend.trace import trace
 from sitsc.passes import CPU, CPU_INT8, CUDA
@@ -135,7 +136,12 @@ def run(
 
 
 def check_passes(config: dict[str, Any], dtypes: Dtypes, options: CompileOptions) -> None:
-    """Execute a small model of the same shape before and after every pass. Raises NumericsError."""
+    """Execute a small model of the same shape before and after every pass. Raises NumericsError.
+
+    With experts in float32: a score rounded otherwise may choose another expert.
+    """
+    if num_experts(config):
+        dtypes = Dtypes("float32", "float32")
     module = trace(tiny_config(config), dtypes.torch_dtype)
     run_passes(module, pass_tuple(options), _context(dtypes, options), check=True)
 

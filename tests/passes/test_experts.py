@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sitsc import lowering
 from sitsc.core.interpret import (
     RandomTensors,
     relative_error,
@@ -15,9 +16,12 @@ from sitsc.core.interpret import (
     tensor_shapes,
 )
 from sitsc.core.ops.moe import experts_dense, experts_reference, route_reference
+from sitsc.core.options import CompileOptions
+from sitsc.models.presets import preset
 from sitsc.passes import CPU, CPU_INT8
 from sitsc.passes.base import PassContext
 from sitsc.passes.canonicalise import Canonicalise
+from sitsc.passes.cost import active_experts
 from sitsc.passes.fxutil import arguments, calls
 from sitsc.passes.match_router import MatchRouter
 from sitsc.passes.runner import run_passes, tidy
@@ -136,3 +140,16 @@ def test_dense_experts_are_the_same(
         *activation,
     )
     assert relative_error(experts_dense(*args), experts_reference(*args)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "tiny-mixtral"])
+def test_a_check_of_bfloat16_passes_is_not_misled_by_close_scores(name: str):
+    options = CompileOptions(dtype="bfloat16")
+    dtypes = lowering.resolve_dtypes(preset(name), options)
+    lowering.check_passes(preset(name), dtypes, options)
+
+
+def test_distinct_experts_of_a_batch():
+    assert active_experts(128, 8, 1) == pytest.approx(8)
+    assert 50 < active_experts(128, 8, 8) < 52
+    assert active_experts(8, 8, 1) == 8
