@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+GPU_MODELS = ("llama3-8b", "llama32-1b")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -61,7 +62,7 @@ def main() -> None:
     results = ROOT / "bench" / "results"
     parts = [
         cpu_lines(json.loads((results / "cpu_smollm2-135m.json").read_text())),
-        gpu_lines(json.loads((results / "h200_llama3-8b.json").read_text())),
+        *(gpu_lines(json.loads((results / f"h200_{m}.json").read_text())) for m in GPU_MODELS),
     ]
     body = "\n\n".join("\n".join(lines) for lines in parts)
     readme = ROOT / "README.md"

@@ -42,7 +42,7 @@ class CudaProvider:
             return None
         op, tile = Linear(**shape), dict(choice.tile)
         if tile.pop("separate_norm", 0):
-            op = replace(op, norm=False)
+            op = replace(op, norm=False, x_dtype="bf16")
         if choice.kernel.startswith("gemv"):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}

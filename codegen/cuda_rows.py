@@ -46,6 +46,7 @@ def gather(
     columns: int,
     scale: float = 1.0,
     out_dtype: str = "bf16",
+    table_dtype: str = "bf16",
     block: int = 1024,
     num_warps: int = 4,
     pdl: bool = True,
@@ -54,7 +55,7 @@ def gather(
     """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits."""
     return make(
         "gather",
-        (("table_ptr", "*bf16"), ("ids_ptr", "*i64"), ("y_ptr", f"*{out_dtype}")),
+        (("table_ptr", f"*{table_dtype}"), ("ids_ptr", "*i64"), ("y_ptr", f"*{out_dtype}")),
         {"H": columns, "BLOCK": min(block, power_of_two(columns))},
         num_warps,
         pdl,

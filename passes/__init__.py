@@ -18,6 +18,7 @@ from sitsc.passes.page_attention import PageAttention
 from sitsc.passes.quantise import QuantiseInt8
 from sitsc.passes.select_rows import SelectRows
 from sitsc.passes.simplify_views import SimplifyViews
+from sitsc.passes.widen_residual import WidenResidual
 
 FUSED: tuple[Pass, ...] = (
     Canonicalise(),
@@ -37,6 +38,7 @@ FUSED: tuple[Pass, ...] = (
 )
 CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
 CUDA: tuple[Pass, ...] = (*FUSED, MatchRopeTable(), SimplifyViews())
+CUDA_WIDE: tuple[Pass, ...] = (*CUDA, WidenResidual())
 CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())
 
 if __name__ == "passes":

@@ -97,10 +97,13 @@ class KernelOps(ExpertOps):
             if (place := self.resolve(node.args[0])) is not None:
                 self.places[node] = place
             return
-        if tensor(node).dtype != DTYPES["bfloat16"]:
+        kind = SHORT.get(dtype_name(tensor(node).dtype))
+        if kind is None:
             self.store(node)
             return
-        info = self.provider.make("gather", columns=int(tensor(node).shape[-1]), count="rows")
+        types = {} if kind == "bf16" else {"table_dtype": kind, "out_dtype": kind}
+        columns = int(tensor(node).shape[-1])
+        info = self.provider.make("gather", columns=columns, count="rows", **types)
         rows = self._step_input("logit_rows")
         bound = {"table_ptr": self.rows(node.args[0]), "ids_ptr": self.place(rows)}
         self.kernel(info, bound | {"y_ptr": self.new(node)}, node)

@@ -125,7 +125,9 @@ class _Product:
 
         def multiply(stream: int) -> None:
             del stream  # torch's current one
-            if add:
+            if add and wide:  # onto a float32 residual stream
+                torch.ops.aten.addmm.dtype_out(self.y, self.x, right, torch.float32, out=self.y)
+            elif add:
                 torch.addmm(self.y, self.x, right, out=self.y)
             elif wide:  # logits: bfloat16 operands, fp32 result
                 torch.ops.aten.mm.dtype_out(self.x, right, torch.float32, out=self.y)

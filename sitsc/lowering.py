@@ -24,7 +24,7 @@ from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.experts_lint import num_experts
 from sitsc.frontend.shrink import tiny_config
 from sitsc.frontend.trace import trace
-from sitsc.passes import CPU, CPU_INT8, CUDA
+from sitsc.passes import CPU, CPU_INT8, CUDA, CUDA_WIDE
 from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.cuda_chain import Chain, schedule_chain
 from sitsc.passes.cuda_planner import make_cuda_plan
@@ -108,7 +108,7 @@ def _vocabulary(tokenizer_json: bytes | None) -> int:
 def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
     """The passes of the target and the weight format asked for."""
     if load_target(options.target).cuda is not None:
-        return CUDA
+        return CUDA_WIDE if options.residual == "float32" else CUDA
     return CPU_INT8 if options.weights == "int8" else CPU
 
 

@@ -100,7 +100,7 @@ def test_a_truncated_plan_is_refused(plan):
 
 def test_every_option_changes_the_fingerprint():
     other = {
-        "target": "cpu2",
+        "target": "h200",
         "dtype": "float32",
         "weights": "int8",
         "kv_dtype": "float32",

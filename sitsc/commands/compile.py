@@ -22,6 +22,9 @@ def compile(  # the CLI name; the builtin is not used in this package
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     weights: Annotated[str, typer.Option(help="Quantise weights: none or int8.")] = "none",
     kv_dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    residual: Annotated[
+        str, typer.Option(help="GPU: the residual stream: auto (as computed) or float32.")
+    ] = "auto",
     max_context: Annotated[
         int, typer.Option(help="Tokens of one request; 0: as the model says, 8192 at most.")
     ] = 0,
@@ -59,6 +62,7 @@ def compile(  # the CLI name; the builtin is not used in this package
         dtype=dtype,
         weights=weights,
         kv_dtype=kv_dtype,
+        residual=residual,
         max_context=max_context,
         max_batch=max_batch,
         prefill_chunk_tokens=prefill_chunk_tokens,

@@ -9,6 +9,7 @@ from sitsc.core.records import to_value
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("none", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16")
+RESIDUALS = ("auto", "float32")
 _SHORT = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "float": "float32"}
 
 
@@ -20,6 +21,7 @@ class CompileOptions:
     dtype: str = "auto"
     weights: str = "none"
     kv_dtype: str = "auto"
+    residual: str = "auto"
     max_context: int = 0
     max_batch: int = 8
     prefill_chunk_tokens: int = 512
@@ -30,7 +32,8 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         """Raises OptionError for a value outside its range."""
-        for name, allowed in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
+        choices = (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES))
+        for name, allowed in (*choices, ("residual", RESIDUALS)):
             value = getattr(self, name)
             value = _SHORT.get(value, value)
             object.__setattr__(self, name, value)
@@ -50,6 +53,11 @@ class CompileOptions:
                     hint=f"leave it out for {usual[name] or 'what fits the model'}",
                 )
 
+        if self.residual != "auto" and self.is_cpu:
+            raise OptionError(
+                f"--residual {self.residual} is for GPU targets, not {self.target}",
+                hint="--dtype float32 on a CPU",
+            )
         pages = (0, 16) if self.is_cpu else (0, 16, 32, 64)
         if self.page_tokens not in pages:
             allowed = ", ".join(str(size) for size in pages[1:])

@@ -21,8 +21,8 @@ from sitsc.core.interpret import RandomTensors, relative_error, tensor_shapes
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
 from sitsc.core.weights import materialise
-from sitsc.passes import CUDA
-from sitsc.passes.base import PassContext
+from sitsc.passes import CUDA, CUDA_WIDE
+from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.cuda_planner import make_cuda_plan
 from sitsc.passes.fxutil import aten, call, calls
 from sitsc.passes.fxutil import replace as replace_value
@@ -44,10 +44,10 @@ def interpreter() -> Iterator[Interpreter]:
         yield started
 
 
-def make_plan(graph: fx.Graph) -> tuple[Plan, CudaProvider]:
+def make_plan(graph: fx.Graph, passes: tuple[Pass, ...] = CUDA) -> tuple[Plan, CudaProvider]:
     """The plan of a traced graph; decode buckets 1, 2, 4, prefill 64 and, by the library, 68."""
     context = PassContext("bfloat16", "none", "bfloat16", PAGE, "a100")
-    for each in CUDA:
+    for each in passes:
         each.run(graph, context)
         tidy(graph)
     data = load_target("a100")
@@ -158,6 +158,30 @@ def test_a_plan_is_as_close_as_transformers_in_bfloat16(
         expected = torch.stack([wanted[s][at] for s, at in rows])
         error = relative_error(logits[: len(rows)], expected)
         assert error < allowed, f"{step.regime}: relative error {error:.1e} of {allowed:.1e}"
+
+
+def test_a_wide_residual_stream_is_float32_in_every_sum(traced: Any, interpreter: Interpreter):
+    config = CUDA_FAMILIES["llama"]
+    graph = traced(config, "bfloat16").graph
+    random = RandomTensors(tensor_shapes(graph))
+    plan, provider = make_plan(graph, CUDA_WIDE)
+    sums = {
+        a.dtype
+        for regime in plan.regimes
+        for group in regime.groups
+        for launch in group.launches
+        for a in launch.arguments
+        if a.name == "residual_ptr" or (launch.kernel == "addmm" and a.name == "y")
+    }
+    assert sums == {"float32"}
+    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
+    steps = script(plan, ("decode_4", "decode_4"))
+    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
+    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
+    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
+    for logits, rows in zip(found, steps.rows, strict=True):
+        expected = torch.stack([wanted[s][at] for s, at in rows])
+        assert relative_error(logits[: len(rows)], expected) < allowed
 
 
 def test_an_operator_without_a_kernel_is_refused_by_name(traced: Any):

@@ -13,6 +13,8 @@ from sitsc.runtime.loader import Session, load
 
 pytestmark = pytest.mark.gpu
 PLACE = os.environ.get("SITSC_GPU_ARTIFACT", "")
+# Logits of decode and prefill kernels differ by 2 % of their spread; 840 tokens see its tail.
+MOST = 0.08
 LENGTHS = (1, 5, 17, 64, 65, 130, 3, 500, 31, 200, 8, 90)
 
 
@@ -64,7 +66,7 @@ def test_greedy_answers_are_those_of_the_model(session, count):
     answers = generate(session, asked, SamplingOptions(max_tokens=70, ignore_eos=True))
     assert [len(answer.token_ids) for answer in answers] == [70] * count
     for prompt, answer in zip(asked, answers, strict=True):
-        assert margins(session, prompt, answer).max() < 0.05
+        assert margins(session, prompt, answer).max() < MOST
 
 
 def test_steps_ahead_change_no_token(session):
@@ -82,7 +84,7 @@ def test_answers_end_where_they_should(session):
     answers = engine.generate_batch(asked, options)
     assert [len(a.token_ids) for a in answers] == [o.max_tokens for o in options]
     for prompt, answer in zip(asked, answers, strict=True):
-        assert margins(session, prompt, answer).max() < 0.05
+        assert margins(session, prompt, answer).max() < MOST
     while engine.has_work:
         engine.step()
     engine.scheduler.check()
@@ -105,7 +107,7 @@ def test_requests_that_arrive_while_others_decode(session):
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
     for prompt, request in zip(asked, ids, strict=True):
         answer = Completion("", tuple(tokens[request]), "length")
-        assert len(answer.token_ids) == 30 and margins(session, prompt, answer).max() < 0.05
+        assert len(answer.token_ids) == 30 and margins(session, prompt, answer).max() < MOST
 
 
 def test_an_eos_in_flight_is_the_last_token(session):
