@@ -131,6 +131,8 @@ def attention_decode(
     if merge == "last":
         constants |= {"SPLITS": max(_SPLITS, power_of_two(max_splits))}
         constants |= {"GROUP_PADDED": power_of_two(op.group)}
+        sums = constants["GROUP_PADDED"] * constants["BLOCK_D"] // (32 * num_warps)
+        constants |= {"SOME": max(2, min(16, 64 // max(1, sums)))}  # at most 64 a thread
     return make(
         "attention_decode",
         _present(kinds, absent),
@@ -167,9 +169,7 @@ def attention_reduce(
     constants |= {"D": op.head_dim, "BLOCK_S": power_of_two(max_splits)}
     constants |= {"BLOCK_D": min(block_d, power_of_two(op.head_dim))}
     names = tuple(kinds.items())
-    return make(
-        "attention_reduce", names, constants, num_warps, pdl, early, window=op.window
-    )
+    return make("attention_reduce", names, constants, num_warps, pdl, early, window=op.window)
 
 
 def kv_write(

@@ -129,7 +129,7 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             continue
         depth = -(-op.columns // (split * k))
         most = min(depth + 1, _most_stages(op, n, k, block_t, ahead, gpu))
-        for stages in sorted({min(stages, most) for stages in (4, 6, 3)} - {0, 1}):
+        for stages in sorted({min(stages, most) for stages in (4, 6, 3, 5)} - {0, 1}):
             tile = {"block_t": block_t, "block_n": n, "block_k": k, "split": split}
             tile |= {"stages": stages, "ahead": ahead, "num_warps": warps}
             yield Candidate("skinny", tile)
@@ -168,11 +168,14 @@ def _decode(op: Heads, sequences: int, gpu: CudaLimits) -> Iterator[Candidate]:
     """Few sequences want splits and wide blocks, many want small programs, all at once."""
     padded = power_of_two(op.head_dim)
     few = sequences * op.kv_heads < 2 * gpu.num_sms
-    wide = ((64, 4, 3), (64, 4, 4), (64, 8, 3), (32, 4, 4), (64, 2, 3), (32, 2, 4), (32, 2, 3))
+    wide = ((64, 4, 3), (64, 4, 4), (64, 8, 3), (32, 2, 4), (64, 2, 3), (32, 1, 4), (32, 4, 4))
     small = ((32, 1, 4), (16, 1, 5), (32, 2, 4), (32, 2, 3), (32, 1, 3), (64, 2, 3), (64, 4, 3))
-    several = (("last", 2), ("last", 4), ("none", 1), ("reduce", 2), ("last", 1))
+    several = (("last", 2), ("reduce", 2), ("last", 4), ("reduce", 4), ("none", 1))
     merges = several if few else (("none", 1), ("last", 8))
-    for (merge, share), (block, warps, stages) in product(merges, wide if few else small):
+    pairs = [
+        pair for i in range(7) for pair in product(merges, (wide if few else small)[i : i + 1])
+    ]
+    for (merge, share), (block, warps, stages) in pairs:
         times = max(1, padded // 128)
         while block > 16 and block * padded > (128 if warps > 1 else 64) * 32 * warps:
             block //= 2

@@ -155,13 +155,14 @@ def _gemv(shape: dict[str, Any], sms: int) -> TileChoice:
 
 
 def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
-    """64 rows a program; columns are split until there is a program for every multiprocessor."""
+    """64 rows a program, split columns until all multiprocessors work; the norm goes before."""
     block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     programs = -(-shape["rows"] // 64)
     split = 1
     while split < 4 and programs * split < sms and shape["columns"] % (split * 2 * 128) == 0:
         split *= 2
     tile = {"block_t": block_t, "block_n": 64, "split": split, "num_warps": 4}
+    tile |= {"separate_norm": 1} if shape["norm"] else {}
     if block_t == 64:  # two accumulators of 64 x 64 leave no room for weights held in advance
         more = {"block_k": 64, "stages": 5, "prefetch_bytes": 1024}
     else:
@@ -170,16 +171,22 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
 
 
 def _attention(shape: dict[str, Any], sequences: int, sms: int) -> TileChoice:
-    """Splits until the GPU is filled twice; then small tiles, so that all sequences are resident.
+    """Splits until the GPU is filled twice; without splits small tiles, so that all are resident.
 
     Keys and values of all stages take 96 KiB at most.
     """
     dim = power_of_two(shape["head_dim"])
     programs = sequences * shape["kv_heads"]
     splits = max(1, min(_MOST_SPLITS, 2 * sms // programs))
-    block, warps = (64, 4) if programs < 2 * sms else (32, 2)
+    block, warps = (64, 4) if programs < 3 * sms else (16, 1)
     while block > 16 and block * dim > 64 * 128:
         block //= 2
-    stages = max(2, min(4, _STAGE_BYTES // (4 * block * dim)))
+    warps = max(warps, dim // 128)
+    stages = max(2, min(4 if splits == 1 else 3, _STAGE_BYTES // (4 * block * dim)))
     tile = {"block": block, "stages": stages, "num_warps": warps, "splits": splits}
-    return TileChoice("attention_decode", tile | {"share": 2, "merge": int(splits > 1)}, "rule")
+    return TileChoice("attention_decode", tile | {"share": 2, "merge": _merge(splits)}, "rule")
+
+
+def _merge(splits: int) -> int:
+    """0: one split; 2: a kernel of its own, which costs less than merging in the last to arrive."""
+    return 2 if splits > 1 else 0

@@ -124,6 +124,9 @@ def token_range(tokens: int, measured: tuple[int, ...], kernel: str) -> tuple[in
 
 
 def contexts(sequences: int) -> tuple[int, ...]:
-    """Context lengths at which attention of so many sequences is measured."""
+    """Context lengths at which attention of so many sequences is measured.
+
+    The shortest is not a multiple of what a split takes: one token more may mean one split more.
+    """
     longest = min(8192, 131072 // sequences)
-    return tuple(sorted({128, min(1024, longest), longest}))
+    return tuple(sorted({192, min(1024, longest), longest}))

@@ -95,8 +95,10 @@ def test_before_the_wait_only_what_is_old_is_read(name):
 def test_the_order_of_a_kernel_that_waits_too_late_is_found():
     source = SOURCES["8b o, streamed gemv_stream"]
     body = source.text.replace(
-        "        if group < GROUPS:\n            residual", "        residual", 1
-    )
+        "        next_residual0 = residual0\n",
+        "        residual0 = tl.load(residual_ptr + rows, mask=inside, other=0.0)\n",
+        1,
+    ).replace("next_residual0", "residual0")
     assert body != source.text
     late = order(replace(source, text=body)).before
     assert "residual_ptr" in {argument for _, argument in late}
@@ -111,7 +113,11 @@ SMALL: list[tuple[str, Linear | Heads, dict]] = [
     ("gemv", MODELS["8b"]["qkv"], {"tokens": 1, "block_n": 2, "block_k": 4096}),
     ("gemv", MODELS["1b"]["o"], {"tokens": 2, "block_n": 4, "block_k": 2048, "stages": 3}),
     ("skinny", MODELS["8b"]["down"], {"block_t": 16, "block_n": 64, "block_k": 64, "split": 4}),
-    ("attention_decode", HEADS["8b"], {"block": 32, "stages": 3, "merge": "last", "max_splits": 16}),
+    (
+        "attention_decode",
+        HEADS["8b"],
+        {"block": 32, "stages": 3, "merge": "last", "max_splits": 16},
+    ),
     ("attention_prefill", HEADS["8b"], {"block_m": 64, "block_n": 32, "stages": 2}),
 ]
 
@@ -144,13 +150,13 @@ def gpu() -> CudaLimits:
 def test_candidates_can_be_instantiated(model, tokens):
     for name, op in MODELS[model].items():
         found = candidates(op, tokens, gpu())
-        assert 5 < len(found) < 200, f"{len(found)} tiles for {name}"
+        assert 5 < len(found) < 400, f"{len(found)} tiles for {name}"
         for candidate in found:
             source = instance(candidate.template, op, **candidate.tile)
             for programs in candidate.programs or (0,):
                 assert grid(source, Sizes(programs=programs))[0] <= 132 * 1024
             assert bool(candidate.programs) == (candidate.template == "gemv")
-    assert not candidates(MODELS[model]["o"], 65, gpu())
+    assert not candidates(MODELS[model]["o"], 129, gpu())
 
 
 @pytest.mark.parametrize("model", HEADS)
@@ -159,8 +165,8 @@ def test_candidates_of_attention(model):
     assert len(decode) > 5 and len(prefill) > 3
     for candidate in (*decode, *prefill):
         instance(candidate.template, HEADS[model], **candidate.tile)
-    assert split_counts(HEADS[model], 1, 8192, gpu()) == (1, 16, 33, 66, 128)
-    assert split_counts(HEADS[model], 256, 512, gpu()) == (1,)
+    assert split_counts(HEADS[model], 1, gpu()) == (33, 16, 64, 1)
+    assert split_counts(HEADS[model], 256, gpu()) == (1,)
 
 
 def test_errors_name_what_does_not_fit():

@@ -76,7 +76,7 @@ def test_entries_are_replaced_where_new_ones_stand_and_kept_elsewhere():
 def test_contexts_fit_the_memory_of_a_pool():
     for sequences in (1, 8, 32, 64, 256):
         lengths = contexts(sequences)
-        assert lengths[0] == 128 and max(lengths) * sequences <= 131072
+        assert lengths[0] == 192 and max(lengths) * sequences <= 131072
         assert list(lengths) == sorted(set(lengths))
 
 
