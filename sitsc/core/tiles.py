@@ -73,13 +73,16 @@ class TileTable:
 
 
 def shape_of(shape: dict[str, Any]) -> tuple[int, int, bool, str, str]:
-    """The parts of a linear layer's shape that its tile depends on."""
+    """The parts of a linear layer's shape that its tile depends on.
+
+    A residual stream has the same tiles in both of its types.
+    """
     return (
         shape["rows"],
         shape["columns"],
         shape["norm"],
         shape["epilogue"],
-        shape["out_dtype"],
+        "bf16" if shape["epilogue"] == "residual" else shape["out_dtype"],
     )
 
 

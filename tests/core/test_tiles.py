@@ -86,6 +86,13 @@ def test_an_entry_is_for_its_shape_alone(change):
     assert choose_linear((ENTRY,), SHAPE | change, 1, 132).source == "rule"
 
 
+def test_a_wide_residual_stream_has_the_same_tiles():
+    shape = SHAPE | {"norm": False, "epilogue": "residual"}
+    entry = dataclasses.replace(ENTRY, norm=False, epilogue="residual")
+    for kind in ("bf16", "fp32"):
+        assert choose_linear((entry,), shape | {"out_dtype": kind}, 1, 132).source == "measured"
+
+
 def test_ranges_of_the_usual_counts():
     counts = (1, 2, 8, 32, 64)
     found = [token_range(count, counts, "skinny") for count in counts]
