@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from sitsc import __version__
-from sitsc.commands import bench, compile, demo, models, plan, run, tune, verify
+from sitsc.commands import bench, compile, demo, lint, models, plan, run, tune, verify
 from sitsc.core.errors import SitscError
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(compile.compile)
+app.command()(lint.lint)
 app.command()(run.run)
 app.command()(bench.bench)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)

@@ -25,7 +25,8 @@ from sitsc.core.reference import FILE as REFERENCE
 from sitsc.core.reference import reference_value
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
-from sitsc.frontend.config_lint import lint_config, lint_tensors
+from sitsc.frontend.lint import LintReport, lint_checkpoint
+from sitsc.frontend.lint import check as check_model
 
 Progress = Callable[[str, float], None]
 """Called with a phase ("trace", "passes", "codegen", "pack") and its share done, 0 to 1."""
@@ -71,13 +72,29 @@ def compile_model(
         return writer.finish(plan, _manifest(checkpoint, plan, packed))
 
 
-def inspect(model: str | Path, options: CompileOptions) -> Checkpoint:
+def inspect(
+    model: str | Path, options: CompileOptions, warn: Callable[[str], None] = lambda text: None
+) -> Checkpoint:
     """Open the checkpoint by its headers and refuse what the compiler does not understand."""
     checkpoint = open_checkpoint(model)
-    lint_config(checkpoint.config, frozenset(options.allow_unknown_keys))
-    if checkpoint.has_weights:
-        lint_tensors(checkpoint.config, checkpoint.tensors)
+    if checkpoint.program is not None:  # an ONNX graph says itself what it computes
+        return checkpoint
+    allow = frozenset(options.allow_unknown_keys)
+    for text in check_model(checkpoint, allow, options.dtype):
+        warn(text)
     return checkpoint
+
+
+def lint_model(
+    model: str | Path,
+    allow: tuple[str, ...] = (),
+    dtype: str = "auto",
+    *,
+    read_weights: bool = False,
+) -> LintReport:
+    """Everything that its files tell about `model`. Raises CheckpointError when it cannot open."""
+    checkpoint = open_checkpoint(model)
+    return lint_checkpoint(checkpoint, frozenset(allow), dtype, read_weights=read_weights)
 
 
 def plan_checkpoint(
@@ -95,9 +112,9 @@ def plan_checkpoint(
     facts = lowering.model_facts(checkpoint, options)
     dtypes = lowering.resolve_dtypes(checkpoint.config, options)
     if check:
-        lowering.check_passes(checkpoint.config, dtypes, options)
+        lowering.check_checkpoint(checkpoint, dtypes, options)
     progress("trace", 0.0)
-    module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
+    module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
     progress("passes", 0.0)
     numerics = lowering.run(module, dtypes, options, dump)
     plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
@@ -192,6 +209,7 @@ def _key(checkpoint: Checkpoint, options: CompileOptions) -> str:
             "config": digest(_plain(checkpoint.config)),
             "generation": digest(_plain(checkpoint.generation_config)),
             "headers": digest(headers),
+            "graph": "" if checkpoint.program is None else checkpoint.program.file.digest,
             "tokens": [tokenizer.bos_token_id, tokenizer.add_bos, list(tokenizer.eos_token_ids)],
             "tokenizer": build_info.bytes_digest(tokenizer.tokenizer_json or b""),
             "tools": build_info.versions(),

@@ -4,15 +4,22 @@ In: a config dict. Out: nothing, or ConfigError / UnsupportedModelError naming k
 to do. The knowledge is data: sitsc/data/config_keys.toml. Tensors are checked in tensor_lint.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from sitsc.core.errors import UnsupportedModelError
+from sitsc.core.errors import SitscError
 from sitsc.frontend.checkpoint_types import TensorInfo
-from sitsc.frontend.config_knowledge import bad_value, is_positive, knowledge, refuse_unknown
+from sitsc.frontend.config_knowledge import (
+    bad_value,
+    canonical,
+    check_key,
+    family_of,
+    is_positive,
+    knowledge,
+)
 from sitsc.frontend.rope_lint import check_rope
-from sitsc.frontend.safe_files import shown
-from sitsc.frontend.tensor_lint import Family, TensorLint, lint_family_tensors
+from sitsc.frontend.tensor_lint import TensorLint, family_shapes, tensor_problems
 
 COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers") + (
     "num_attention_heads",
@@ -23,12 +30,36 @@ OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "num_experts", "num_local_
     "moe_intermediate_size",
     "decoder_sparse_step",
     "shared_expert_intermediate_size",
+    "n_routed_experts",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
 )
-FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window") + (
+    "norm_topk_prob",
+    "use_bias",
+    "use_qk_norm",
+    "use_parallel_residual",
+    "use_qkv_bias",
+    "qk_layernorm",
+)
+POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") + (
+    "logit_scale",
+    "logits_scaling",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "routed_scaling_factor",
+)
 
 
 def supported_models() -> tuple[str, ...]:
-    """The `model_type`s that can be compiled."""
+    """The `model_type`s that are tested. Others are tried as transformers has them."""
     return tuple(knowledge()["families"])
 
 
@@ -38,19 +69,46 @@ def lint_config(config: dict[str, Any], allow: frozenset[str] = frozenset()) -> 
     ConfigError names the key, its value and `--allow-unknown-key KEY`; UnsupportedModelError
     lists the supported models.
     """
-    family = _family(config)
-    consumed = {*knowledge()["common"]["consumed"], *family["consumed"]}
-    only = knowledge()["common"]["only"] | family.get("only", {})
+    for problem in config_problems(config, allow):
+        raise problem
+
+
+def config_problems(config: dict[str, Any], allow: frozenset[str]) -> Iterator[SitscError]:
+    """What `lint_config` would raise, all of it: keys first, then values."""
+    try:
+        family = family_of(config)
+    except SitscError as error:
+        yield error
+        return
+    named = canonical(config, family)
     for key, value in config.items():
-        if key in only and key not in consumed:
-            _check_only(key, value, only[key])
-        elif key not in consumed and key not in knowledge()["common"]["inert"]:
-            refuse_unknown(key, value, allow)
-    _check_numbers(config)
-    _check_heads(config, family)
-    _check_activation(config)
-    _check_layer_types(config)
-    check_rope(config, allow)
+        yield from _caught(partial(check_key, key, value, family, allow))
+    checks = [
+        partial(_check_count, named, key, key in family.get("optional", ())) for key in COUNTS
+    ]
+    checks += [partial(_check_count, named, key, True) for key in OPTIONAL_COUNTS]
+    checks += [partial(_check_flag, named, key) for key in FLAGS]
+    checks += [partial(_check_positive, named, key) for key in POSITIVE]
+    later = (_check_heads, _check_experts, _check_window)
+    checks += [partial(_check_activation, named), partial(_check_dense_layers, named)]
+    bad = 0
+    for check in checks:
+        for problem in _caught(check):
+            bad += 1
+            yield problem
+    if bad:  # what follows computes with these numbers
+        return
+    checks = [partial(check, named, family) for check in later]
+    checks += [partial(_check_layer_types, named), partial(check_rope, named, family, allow)]
+    for check in checks:
+        yield from _caught(check)
+
+
+def _caught(check: partial[None]) -> Iterator[SitscError]:
+    try:
+        check()
+    except SitscError as error:
+        yield error
 
 
 def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> TensorLint:
@@ -59,56 +117,37 @@ def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> T
     ConfigError for a missing, unexpected or misshapen tensor; the result names those that are left
     out on purpose. The config must have passed `lint_config`.
     """
-    family = _family(config)
-    shape = Family(
-        tied=family.get("tied", False),
-        qkv_bias=family.get("qkv_bias", False),
-        qk_norm=family.get("qk_norm", ""),
-        fused=family.get("fused", False),
-        head_dim=family.get("head_dim", 0),
-        experts=family.get("experts", "qwen"),
-        attention_bias=family.get("attention_bias", False),
-        sinks=family.get("sinks", False),
-        norms=tuple(family.get("norms", ("input_layernorm", "post_attention_layernorm"))),
+    family = family_of(config)
+    named = canonical(config, family)
+    result, problems = tensor_problems(
+        named, family_shapes(config, named, family, tensors), tensors
     )
-    return lint_family_tensors(config, shape, tensors)
+    for problem in problems:
+        raise problem
+    return result
 
 
-def _family(config: dict[str, Any]) -> dict[str, Any]:
-    kind, families = config.get("model_type"), knowledge()["families"]
-    if not isinstance(kind, str) or kind not in families:
-        raise UnsupportedModelError(
-            f"model_type {shown(kind)} is not supported", hint=f"supported: {', '.join(families)}"
-        )
-    family, names = families[kind], config.get("architectures")
-    if names is not None and names != [family["architecture"]]:
-        raise UnsupportedModelError(
-            f"architectures is {shown(names)}", hint=f"supported: {family['architecture']}"
-        )
-    return family
+def _check_count(config: dict[str, Any], key: str, optional: bool) -> None:
+    value = config.get(key)
+    if not (_is_count(value) or (optional and value is None)):
+        raise bad_value(key, value, "a positive whole number is needed")
 
 
-def _check_only(key: str, value: Any, allowed: list[Any]) -> None:
-    good = value is None or any(value == a and type(value) is type(a) for a in allowed)
-    if not good:
-        raise bad_value(key, value, f"only {' or '.join(map(repr, allowed))} is supported")
+def _check_flag(config: dict[str, Any], key: str) -> None:
+    if config.get(key) is not None and type(config[key]) is not bool:
+        raise bad_value(key, config[key], "true or false is needed")
 
 
-def _check_numbers(config: dict[str, Any]) -> None:
-    for key in COUNTS:
-        if not _is_count(config.get(key)):
-            raise bad_value(key, config.get(key), "a positive whole number is needed")
-    for key in OPTIONAL_COUNTS:
-        if config.get(key) is not None and not _is_count(config[key]):
-            raise bad_value(key, config[key], "a positive whole number is needed")
-    for key in FLAGS:
-        if config.get(key) is not None and type(config[key]) is not bool:
-            raise bad_value(key, config[key], "true or false is needed")
+def _check_positive(config: dict[str, Any], key: str) -> None:
+    required = key == "rms_norm_eps" and key in config
+    if (required or config.get(key) is not None) and not is_positive(config[key]):
+        raise bad_value(key, config[key], "a positive number is needed")
+
+
+def _check_dense_layers(config: dict[str, Any]) -> None:
     dense = config.get("mlp_only_layers")
     if dense is not None and not (isinstance(dense, list) and all(type(i) is int for i in dense)):
         raise bad_value("mlp_only_layers", dense, "a list of layer numbers is needed")
-    if "rms_norm_eps" in config and not is_positive(config["rms_norm_eps"]):
-        raise bad_value("rms_norm_eps", config["rms_norm_eps"], "a positive number is needed")
 
 
 def _check_heads(config: dict[str, Any], family: dict[str, Any]) -> None:
@@ -117,9 +156,39 @@ def _check_heads(config: dict[str, Any], family: dict[str, Any]) -> None:
         raise bad_value("num_key_value_heads", None, "this family has no safe default")
     if heads % (kv_heads or heads):
         raise bad_value("num_key_value_heads", kv_heads, f"it must divide the {heads} query heads")
-    own = config.get("head_dim") or family.get("head_dim")
+    own = config.get("head_dim") or family.get("head_dim") or config.get("v_head_dim")
     if own is None and config["hidden_size"] % heads:
         raise bad_value("hidden_size", config["hidden_size"], f"{heads} heads do not divide it")
+
+
+def _check_experts(config: dict[str, Any], family: dict[str, Any]) -> None:
+    del family
+    counts = ("n_routed_experts", "num_experts", "num_local_experts")
+    total = next((config[key] for key in counts if config.get(key)), None)
+    chosen = config.get("num_experts_per_tok")
+    if total is not None and chosen is not None and chosen > total:
+        raise bad_value("num_experts_per_tok", chosen, f"there are {total} experts")
+    groups = config.get("n_group")
+    if total is None or groups is None:
+        return
+    if not _is_count(groups) or total % groups:
+        raise bad_value("n_group", groups, f"it must divide the {total} experts")
+    if not _is_count(config.get("topk_group")) or config["topk_group"] > groups:
+        raise bad_value("topk_group", config.get("topk_group"), f"there are {groups} groups")
+
+
+def _check_window(config: dict[str, Any], family: dict[str, Any]) -> None:
+    del family
+    window, types = config.get("sliding_window"), config.get("layer_types")
+    sliding = isinstance(types, list) and "sliding_attention" in types
+    # transformers writes 0 for some families whose layers are all of the other kind.
+    unused = window == 0 and not sliding and (types or config.get("use_sliding_window") is False)
+    if window is not None and not unused and not _is_count(window):
+        raise bad_value("sliding_window", window, "a positive whole number or null is needed")
+    if sliding and window is None and "sliding_window" in config:
+        raise bad_value("sliding_window", None, "layer_types names sliding_attention: how wide?")
+    if sliding and config.get("use_sliding_window") is False:
+        raise bad_value("use_sliding_window", False, "layer_types names sliding_attention")
 
 
 def _is_count(value: Any) -> bool:
@@ -128,7 +197,7 @@ def _is_count(value: Any) -> bool:
 
 def _check_activation(config: dict[str, Any]) -> None:
     known = knowledge()["activations"]["known"]
-    for key in ("hidden_act", "hidden_activation"):
+    for key in ("hidden_act", "hidden_activation", "activation_function"):
         value = config.get(key)
         if value is not None and value not in known:
             raise bad_value(key, value, f"known: {', '.join(known)}")

@@ -18,7 +18,10 @@ from sitsc.core.weights import TensorSlice
 _NAMES = {"mixtral": ("w1", "w3", "w2")}
 _PLAIN_NAMES = ("gate_proj", "up_proj", "down_proj")
 # Modules that the checkpoints of a family call otherwise than transformers does.
-_RENAMED = {"mixtral": (".mlp.", ".block_sparse_moe.")}
+_RENAMED = {
+    "mixtral": (".mlp.", ".block_sparse_moe."),
+    "gpt_neox": ("lm_head.", "embed_out."),
+}
 _ACTIVATIONS = {
     "SiLUActivation": "silu",
     "GELUTanh": "gelu_tanh",

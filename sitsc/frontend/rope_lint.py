@@ -9,8 +9,10 @@ from sitsc.frontend.config_knowledge import bad_value, is_positive, knowledge, r
 from sitsc.frontend.safe_files import shown
 
 
-def check_rope(config: dict[str, Any], allow: frozenset[str]) -> None:
+def check_rope(config: dict[str, Any], family: dict[str, Any], allow: frozenset[str]) -> None:
     """Old and new spelling of rope settings, and that they say the same where both are given."""
+    if family.get("no_rope"):
+        return
     theta = config.get("rope_theta")
     if theta is not None and not is_positive(theta):
         raise bad_value("rope_theta", theta, "a positive number is needed")
@@ -20,10 +22,21 @@ def check_rope(config: dict[str, Any], allow: frozenset[str]) -> None:
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old is not None and new is not None and _without_theta(old) != _without_theta(new):
         raise bad_value("rope_scaling", old, f"rope_parameters says {shown(new)}; keep one of them")
+    if theta is None and new is None and not _has_base(config, family):
+        raise bad_value("rope_theta", None, "it is given nowhere, and this family has no default")
     if new is not None and theta is None:
         for where, values in _rope_entries("rope_parameters", new, config).items():
             if "rope_theta" not in values:
                 raise bad_value(where, values, "rope_theta is given nowhere")
+
+
+def _has_base(config: dict[str, Any], family: dict[str, Any]) -> bool:
+    """Whether the base frequency is known without rope_theta and rope_parameters."""
+    inside = (config.get("rope_scaling") or {}).get("rope_theta")
+    own = config.get("rotary_emb_base")
+    if own is not None and not is_positive(own):
+        raise bad_value("rotary_emb_base", own, "a positive number is needed")
+    return inside is not None or own is not None or bool(family.get("theta_default"))
 
 
 def _rope_entries(key: str, value: Any, config: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,23 +1,26 @@
 """The tensors a config calls for, against those a checkpoint has.
 
-In: a config, what is particular to its family, and tensor headers by name. Out: `TensorLint`, or
-ConfigError naming the first missing, unexpected or misshapen tensor.
+In: a config, what is particular to its family, and tensor headers by name. Out: `TensorLint` and
+every problem: tensors missing, unexpected, misshapen or of a kind that cannot be read.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sitsc.core.errors import ConfigError, UnsupportedModelError
+from sitsc.core.errors import ConfigError, SitscError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import TensorInfo
+from sitsc.frontend.config_knowledge import knowledge
 from sitsc.frontend.experts_lint import experts_shapes, is_sparse, num_experts
+from sitsc.frontend.model_tensors import model_shapes
 from sitsc.frontend.safe_files import shown
 
 Shapes = dict[str, tuple[int, ...]]
-# Buffers that old versions saved and that the config determines.
-ROTARY_BUFFER = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEADS = (LM_HEAD, "embed_out.weight")
+LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 NOT_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F8_E5M2")
 
 
@@ -37,65 +40,158 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a config calls for: shape by name, and names that are a copy of another if present."""
+
+    shapes: Shapes
+    tied: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorLint:
-    """Tensors left out: `duplicates` must equal the tensor they copy before they may be skipped."""
+    """Tensors left out: `duplicates` must equal the tensor they copy before they may be skipped.
+
+    `ignored`: names that a rule leaves out, sorted; `rules`: the rule of each.
+    """
 
     duplicates: dict[str, str]
     ignored: tuple[str, ...]
+    rules: dict[str, str]
 
 
-def lint_family_tensors(
-    config: dict[str, Any], family: Family, tensors: Mapping[str, TensorInfo]
-) -> TensorLint:
-    """Check names, shapes and kinds of all tensors; ConfigError at the first that is off."""
-    # A hostile config must not make us list parameters without end.
-    apart = num_experts(config) if family.experts != "stacked" else 0
-    at_least = config["num_hidden_layers"] * (apart or 1)
-    if at_least > len(tensors):
+def family_shapes(
+    config: dict[str, Any],
+    named: dict[str, Any],
+    family: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+) -> Expected:
+    """What `config` calls for; `named` is the same with common keys. Raises ConfigError.
+
+    A hostile config must not make us list parameters without end, so `tensors` bounds them.
+    """
+    layers = named["num_hidden_layers"]
+    style = family.get("experts", "qwen")
+    apart = named.get("n_routed_experts") or num_experts(named) if style != "stacked" else 0
+    sparse = max(1, layers - (named.get("first_k_dense_replace") or 0)) if apart else layers
+    at_least = sparse * (apart or 1)
+    if max(at_least, layers) > len(tensors):
         raise _bad(
             f"the config calls for more than {at_least} tensors, there are {len(tensors)}",
             "config.json and the weights are of different models, or a shard is missing",
         )
-    expected = expected_shapes(config, family)
-    ignored = tuple(sorted(name for name in tensors if ROTARY_BUFFER.fullmatch(name)))
-    duplicates: dict[str, str] = {}
-    if LM_HEAD in tensors and LM_HEAD not in expected:
-        duplicates[LM_HEAD] = EMBEDDING
-        expected[LM_HEAD] = expected[EMBEDDING]
-    if LM_HEAD in expected and LM_HEAD not in tensors:
-        raise _bad(
-            f"{LM_HEAD} is missing and tie_word_embeddings is false",
-            "fetch it, or set tie_word_embeddings to true if the model ties them",
+    if family.get("tensors") == "model":
+        return Expected(*model_shapes(config))
+    shapes = expected_shapes(named, family_record(family))
+    return Expected(shapes, {} if LM_HEAD in shapes else {LM_HEAD: EMBEDDING})
+
+
+def family_record(family: Mapping[str, Any]) -> Family:
+    """What config_keys.toml says of a family's tensors."""
+    return Family(
+        tied=family.get("tied", False),
+        qkv_bias=family.get("qkv_bias", False),
+        qk_norm=family.get("qk_norm", ""),
+        fused=family.get("fused", False),
+        head_dim=family.get("head_dim", 0),
+        experts=family.get("experts", "qwen"),
+        attention_bias=family.get("attention_bias", False),
+        sinks=family.get("sinks", False),
+        norms=tuple(family.get("norms", ("input_layernorm", "post_attention_layernorm"))),
+    )
+
+
+def tensor_problems(
+    config: dict[str, Any], expected: Expected, tensors: Mapping[str, TensorInfo]
+) -> tuple[TensorLint, list[SitscError]]:
+    """Check names, shapes and kinds of all tensors."""
+    shapes = dict(expected.shapes)
+    duplicates = {copy: own for copy, own in expected.tied.items() if copy in tensors}
+    shapes |= {copy: shapes[own] for copy, own in duplicates.items()}
+    rules = {
+        name: rule
+        for name in sorted(set(tensors) - set(shapes))
+        if (rule := ignored_by(name, config)) is not None
+    }
+    problems = _name_problems(shapes, tensors, rules)
+    for name, shape in shapes.items():
+        if name in tensors:
+            problems += _tensor_problems(tensors[name], shape)
+    return TensorLint(duplicates, tuple(rules), rules), problems
+
+
+def _name_problems(
+    shapes: Shapes, tensors: Mapping[str, TensorInfo], rules: dict[str, str]
+) -> list[SitscError]:
+    """Tensors that are missing, and those that nothing calls for."""
+    missing = sorted(set(shapes) - set(tensors))
+    unexpected = sorted(set(tensors) - set(shapes) - set(rules))
+    problems: list[SitscError] = []
+    head = next((n for n in missing if n in HEADS), None)
+    if head is not None:
+        missing.remove(head)
+        problems.append(
+            _bad(
+                f"{head} is missing and tie_word_embeddings is false",
+                "fetch it, or set tie_word_embeddings to true if the model ties them",
+            )
         )
-    missing = sorted(set(expected) - set(tensors))
     if missing:
-        raise _bad(
-            f"{len(missing)} tensors are missing, first {missing[0]}",
-            "config.json and the weights are of different models, or a shard is missing",
+        problems.append(
+            _bad(
+                f"{len(missing)} tensors are missing, first {missing[0]}",
+                "config.json and the weights are of different models, or a shard is missing",
+            )
         )
-    unexpected = sorted(set(tensors) - set(expected) - set(ignored))
     if unexpected:
-        raise _bad(
-            f"{len(unexpected)} unexpected tensors, first {shown(unexpected[0])}",
-            "config.json does not call for them (a bias flag, more layers, another model?)",
+        problems.append(
+            _bad(
+                f"{len(unexpected)} unexpected tensors, first {shown(unexpected[0])}",
+                "config.json does not call for them (a bias flag, more layers, another model?)",
+            )
         )
-    for name, shape in expected.items():
-        _check_tensor(tensors[name], shape)
-    return TensorLint(duplicates, ignored)
+    return problems
 
 
-def _check_tensor(info: TensorInfo, shape: tuple[int, ...]) -> None:
+def ignored_by(name: str, config: Mapping[str, Any]) -> str | None:
+    """The rule that leaves this tensor out, if there is one."""
+    for rule, pattern in _ignored().items():
+        if pattern.fullmatch(name):
+            return rule
+    extra, layers = config.get("num_nextn_predict_layers"), config["num_hidden_layers"]
+    layer = LAYER.match(name)
+    if type(extra) is int and layer and layers <= int(layer[1]) < layers + extra:
+        return "next_token_prediction_layer"
+    return None
+
+
+@cache
+def _ignored() -> dict[str, re.Pattern[str]]:
+    """The rules of config_keys.toml; a dot is a dot there, and LAYER a number."""
+    return {
+        rule: re.compile(
+            "|".join(p.replace(".", r"\.").replace("LAYER", r"[0-9]{1,6}") for p in patterns)
+        )
+        for rule, patterns in knowledge()["ignored"].items()
+    }
+
+
+def _tensor_problems(info: TensorInfo, shape: tuple[int, ...]) -> list[SitscError]:
     if info.dtype in NOT_WEIGHTS:
-        raise UnsupportedModelError(
-            f"{info.name} is stored as {info.dtype}",
-            hint="quantised checkpoints are not read yet; give one in BF16, F16 or F32",
-        )
+        return [
+            UnsupportedModelError(
+                f"{info.name} is stored as {info.dtype}",
+                hint="quantised checkpoints are not read yet; give one in BF16, F16 or F32",
+            )
+        ]
     if info.shape != shape:
         key = "head_dim" if "_proj" in info.name and "self_attn" in info.name else "config.json"
-        raise _bad(
-            f"{info.name} has shape {list(info.shape)}, the config calls for {list(shape)}",
-            f"check {key} against the weights",
-        )
+        return [
+            _bad(
+                f"{info.name} has shape {list(info.shape)}, the config calls for {list(shape)}",
+                f"check {key} against the weights",
+            )
+        ]
+    return []
 
 
 def _bad(what: str, hint: str) -> ConfigError:
