@@ -40,7 +40,9 @@ def moe_bytes(node: fx.Node, tokens: int) -> int:
     )
 
 
-def generate(graph: fx.Graph, folder: Path, progress: Callable[[float], None]) -> None:
+def generate(
+    graph: fx.Graph, folder: Path, progress: Callable[[float], None], package: str = "step"
+) -> None:
     """Compile everything into folder/cpu. Raises CompileError."""
     target = folder / "cpu"
     target.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,7 @@ def generate(graph: fx.Graph, folder: Path, progress: Callable[[float], None]) -
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     progress(0.3)
-    compile_package(graph, target / "step.pt2")
+    compile_package(graph, target / f"{package}.pt2")
     progress(1.0)
 
 

@@ -31,6 +31,7 @@ from sitsc.core.weights import DTYPES, WeightSpec, materialise
 MARCH = "x86-64-v3"
 _SIMD_BITS = 256
 _LITERAL_VALUES = 8
+_KEPT = (torch.float32, torch.bfloat16, torch.int8)
 _HINTS = {"tokens": 24, "rows": 7, "sequences": 5, "sequence_pages": 6, "pages": 11}
 
 
@@ -93,6 +94,8 @@ def _is_shared(node: fx.Node) -> bool:
     value, kernels = node.meta.get("val"), cpu_shims.declarations()
     if node.target in kernels or not isinstance(value, Tensor) or not value.is_contiguous():
         return False
+    if value.dtype not in _KEPT or value.dim() == 0:
+        return False
     return sum(user.target in kernels for user in node.users) > 1
 
 
@@ -125,13 +128,21 @@ def _copy_call(new: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.
 
 
 def example_inputs(graph: fx.Graph) -> tuple[list[Tensor], dict[str, Any]]:
-    """Example step inputs in the order of the graph, and what torch.export may vary of each."""
+    """Example inputs in the order of the graph, and what torch.export may vary of each.
+
+    Inputs of a plain graph bring the sizes of an example; those of a step have names known here.
+    """
     dims = {name: torch.export.Dim(name, min=1) for name in _HINTS}
     dims["sequences+1"] = dims["sequences"] + 1
     hints = _HINTS | {"sequences+1": _HINTS["sequences"] + 1}
     inputs, moving = [], {}
     for node in graph.nodes:
         if node.op != "placeholder" or "input" not in node.meta:
+            continue
+        if (example := node.meta.get("example")) is not None:
+            inputs.append(torch.zeros(example, dtype=node.meta["val"].dtype))
+            free = [i for i, d in enumerate(node.meta["dims"]) if isinstance(d, str)]
+            moving[node.name] = dict.fromkeys(free, torch.export.Dim.DYNAMIC)
             continue
         shape = [hints[d] if isinstance(d, str) else d for d in node.meta["dims"]]
         inputs.append(torch.zeros(shape, dtype=node.meta["val"].dtype))
@@ -171,6 +182,7 @@ def compile_package(graph: fx.Graph, out_path: Path) -> None:
                 program = torch.export.export(
                     module, tuple(inputs), strict=False, dynamic_shapes=moving
                 )
+                _check_sizes(program, graph)
                 torch._inductor.aoti_compile_and_package(
                     program, package_path=str(target), inductor_configs=settings
                 )
@@ -179,6 +191,21 @@ def compile_package(graph: fx.Graph, out_path: Path) -> None:
             raise CompileError(f"AOTInductor failed: {line[0][:300]}") from error
         _copy_without_sources(target, Path(folder, "small.pt2"))
         os.replace(Path(folder, "small.pt2"), out_path)
+
+
+def _check_sizes(program: Any, graph: fx.Graph) -> None:
+    """Raise CompileError where free sizes of a plain graph became others: they must stay as named.
+
+    Two sizes that the compiler would take for one, or one that it would bound, give wrong results.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and "input" in node.meta]
+    names: dict[str, str] = {}
+    values = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+    for node, key in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        for size, dim in zip(values[key].shape, node.meta["dims"], strict=True):
+            known = names.setdefault(str(size), str(dim))
+            if "example" in node.meta and known != str(dim):
+                raise CompileError(f"sizes {known} and {dim} of the inputs became one")
 
 
 def _copy_without_sources(package: Path, out: Path) -> None:

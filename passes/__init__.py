@@ -2,6 +2,7 @@
 
 from sitsc.passes.base import Pass
 from sitsc.passes.canonicalise import Canonicalise
+from sitsc.passes.even_rows import EvenRows
 from sitsc.passes.fuse_glu import FuseGlu
 from sitsc.passes.fuse_norm import FuseNorm
 from sitsc.passes.fuse_residual import FuseResidual
@@ -37,6 +38,9 @@ FUSED: tuple[Pass, ...] = (
     SimplifyViews(),
 )
 CPU: tuple[Pass, ...] = (*FUSED, PackWeights())
+MODULE: tuple[Pass, ...] = (*CPU, EvenRows())  # decoders written by hand
+_OF_STEPS = (MatchRope, MatchRouter, SelectRows, PageAttention)  # what only decoders have
+PLAIN: tuple[Pass, ...] = (*(p for p in CPU if not isinstance(p, _OF_STEPS)), EvenRows())
 CUDA: tuple[Pass, ...] = (*FUSED, MatchRopeTable(), SimplifyViews())
 CUDA_WIDE: tuple[Pass, ...] = (*CUDA, WidenResidual())
 CPU_INT8: tuple[Pass, ...] = (*FUSED, QuantiseInt8(), PackWeights())

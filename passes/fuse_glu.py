@@ -32,7 +32,7 @@ from sitsc.passes.slices import half
 def joined(specs: list[WeightSpec]) -> WeightSpec:
     """One weight of the rows of several, in order; named after all of them."""
     *path, first, kind = ["", "", *specs[0].name.split(".")]
-    names = [first, *(spec.name.split(".")[-2] for spec in specs[1:])]
+    names = [first, *(["", *spec.name.split(".")][-2] or spec.name for spec in specs[1:])]
     rows = sum(spec.shape[0] for spec in specs)
     return with_fields(
         specs[0],

@@ -6,11 +6,13 @@ A tied table is stored once, in the format of the head, and read by both.
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import fx
 
 from sitsc.core.weights import dtype_name
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import arguments, call, calls, ops, replace, tensor, weight_of
+from sitsc.passes.lower_linear import KERNEL_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class LowerEmbedding:
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
         for node in calls(graph, "embedding"):
-            if (spec := weight_of(node.args[0])) is not None:
+            spec, ids = weight_of(node.args[0]), tensor(node.args[1])
+            if spec is not None and spec.dtype in KERNEL_DTYPES and ids.dtype == torch.int64:
                 old = arguments(node)
                 rows, hidden = spec.shape
                 dtype = dtype_name(tensor(node).dtype)

@@ -24,6 +24,7 @@ from sitsc.passes.fxutil import (
     weight_of,
 )
 
+KERNEL_DTYPES = ("float32", "bfloat16")
 NOTHING: dict[str, Any] = {
     "scale": None,
     "bias": None,
@@ -55,7 +56,7 @@ class LowerLinear:
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
         for node in calls(graph, "linear"):
-            if _is_weight(node.args[1]):
+            if _is_weight(node.args[1]) and _has_bias_of_its_own(node):
                 self._lower(graph, node)
         for node in calls(graph, "_to_copy", "to"):
             if is_op(node.args[0], "fused_linear"):
@@ -77,7 +78,16 @@ class LowerLinear:
 
 def _is_weight(node: Node) -> bool:
     spec = weight_of(node)
-    return spec is not None and spec.role == "weight" and len(spec.shape) == 2
+    if spec is None or spec.dtype not in KERNEL_DTYPES:
+        return False
+    return spec.role == "weight" and len(spec.shape) == 2
+
+
+def _has_bias_of_its_own(node: Node) -> bool:
+    """Whether the bias is none or stored; one that is computed or a constant stays with aten."""
+    bias = arguments(node)["bias"]
+    spec = weight_of(bias)
+    return bias is None or (spec is not None and spec.role == "weight")
 
 
 def _absorb_cast(cast: Node) -> None:

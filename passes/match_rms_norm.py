@@ -13,6 +13,7 @@ from torch import fx
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import Node, arguments, call, calls, is_op, ops, replace, tensor
 
+_DTYPES = {torch.float32, torch.bfloat16}
 _CASTS = ("to", "_to_copy", "type_as")
 
 
@@ -65,7 +66,7 @@ class MatchRmsNorm:
 
 def _one_dtype(found: _Norm) -> bool:
     dtypes = {tensor(node).dtype for node in (found.x, found.weight, found.out) if node is not None}
-    return len(dtypes) == 1
+    return len(dtypes) == 1 and dtypes <= _DTYPES
 
 
 def _match(node: Node) -> _Norm | None:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sitsc.core import artifact as files
 from sitsc.core.artifact import Artifact, check_files, check_target, open_artifact
-from sitsc.core.errors import TokenizerError
+from sitsc.core.errors import ArtifactError, TokenizerError
+from sitsc.core.plan import PLAIN
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.checkpoint_weights import read_checkpoint
@@ -95,6 +96,7 @@ def load(
     """
     timeline = Timeline()
     artifact = open_artifact(root)
+    check_decoder(artifact)
     timeline.mark("open")
     request = LoadRequest(weights, random_weights, verify, memory_limit, progress)
     load_on = _load_gpu if artifact.plan.target.isa.startswith(GPU) else _load_cpu
@@ -106,13 +108,24 @@ def load(
     )
 
 
+def check_decoder(artifact: Artifact) -> None:
+    """Raises ArtifactError for a plain artifact: it generates no text."""
+    if artifact.plan.kind == PLAIN:
+        names = ", ".join(a.name for a in artifact.plan.regimes[0].groups[0].launches[0].arguments)
+        raise ArtifactError(
+            f"the artifact is a plain function of ({names}): it has no engine",
+            where=artifact.root.name,
+            hint="call it from Python: sitsc.load(path) gives the function",
+        )
+
+
 _Loaded = tuple[AnyExecutor, Tokenizer | None, ChatTemplate | None]
 
 
 def _load_cpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
     check_target(artifact, TARGET)
     loading = _CpuLoading(artifact, request)
-    with _checked(artifact, request.verify):
+    with checked(artifact, request.verify):
         tokenizer, template = _text_files(artifact)
         give_back_memory()
         timeline.mark("tokenizer")
@@ -127,7 +140,7 @@ def _load_gpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _
 
     loading: Loading = CudaLoading(artifact, request, timeline)
     try:
-        with _checked(artifact, request.verify):
+        with checked(artifact, request.verify):
             tokenizer, template = _text_files(artifact)
             timeline.mark("tokenizer")
             executor = loading.finish(timeline)
@@ -145,7 +158,7 @@ def give_back_memory() -> None:
 
 
 @contextlib.contextmanager
-def _checked(artifact: Artifact, verify: bool) -> Iterator[None]:
+def checked(artifact: Artifact, verify: bool) -> Iterator[None]:
     """Compare checksums in the background; an altered file wins over what fails because of it."""
     with ThreadPoolExecutor(1) as pool:
         checking = pool.submit(check_files, artifact) if verify else None

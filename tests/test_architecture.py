@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 TOP_LEVEL = ("passes", "codegen", "runtime", "models")
-PIPELINE = ("pipeline.py", "lowering.py", "packer.py", "build_info.py")
+PIPELINE = ("pipeline.py", "plain_pipeline.py", "lowering.py", "packer.py", "build_info.py")
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}
 ALLOWED_PACKAGES = {  # what lies on a serving host, and what core may build on
@@ -33,6 +33,8 @@ def room(path: str) -> str:
     first = parts[0] if parts else "sitsc"
     if f"{first}.py" in PIPELINE:
         return "pipeline"
+    if first == "__init__":  # sitsc itself: it gives out the API
+        return "api"
     return "commands" if first in ("cli", "commands") else first
 
 

@@ -119,6 +119,7 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
     return {
         "artifact": str(artifact.root),
         "target": plan.target.name,
+        "kind": plan.kind,
         "numerics": {"dtype": plan.numerics.dtype, "weights": plan.numerics.weights},
         "plan": artifact.manifest.plan,
         "runs": artifact.manifest.runs,
@@ -126,7 +127,7 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
         "tokenizer": artifact.has("tokenizer.json"),
         "weights_bytes": plan.memory.weights_bytes,
         "kv_bytes": plan.memory.kv_bytes,
-        "kv_tokens": plan.memory.kv_pages * plan.kv[0].page_tokens,
+        "kv_tokens": plan.memory.kv_pages * plan.kv[0].page_tokens if plan.kv else 0,
         "arena_bytes": plan.memory.arena_bytes,
         "predictions": {
             name: {"value": p.value, "unit": p.unit, "error": p.error}
@@ -141,15 +142,18 @@ def summary_lines(made: dict[str, Any]) -> list[str]:
     """The summary for people."""
     inside = "" if made["packed"] else ", outside: name the checkpoint with sitsc run --weights"
     how = "from the cache" if made["cached"] else "compiled"
-    tpot = made["predictions"]["tpot_decode_1"]
+    plain = made["kind"] == "plain"
+    predicted = made["predictions"]["plain" if plain else "tpot_decode_1"]
+    unit = "a call with the example inputs" if plain else "a token at batch 1"
+    pool = f"KV pool    {bytes_text(made['kv_bytes'])}, {made['kv_tokens']} tokens"
     missing = ["tokenizer  none in the model folder: sitsc run cannot read text with this artifact"]
     return [
         f"{made['artifact']}  {how} in {made['seconds']:.1f} s for {made['target']}",
         f"plan       {made['plan']}",
         f"weights    {bytes_text(made['weights_bytes'])}{inside}",
-        f"KV pool    {bytes_text(made['kv_bytes'])}, {made['kv_tokens']} tokens",
+        *([] if plain else [pool]),
         f"arena      {bytes_text(made['arena_bytes'])}",
-        f"predicted  {tpot['value']:.2f} {tpot['unit']} a token at batch 1"
-        f" (± {100 * tpot['error']:.0f} %)",
-        *([] if made["tokenizer"] else missing),
+        f"predicted  {predicted['value']:.2f} {predicted['unit']} {unit}"
+        f" (± {100 * predicted['error']:.0f} %)",
+        *([] if made["tokenizer"] or plain else missing),
     ]

@@ -7,16 +7,19 @@ from collections.abc import Iterator, Sequence
 
 from sitsc.commands.output import bytes_text, count_text, table_lines
 from sitsc.core.errors import OptionError
-from sitsc.core.plan import Plan, Regime
+from sitsc.core.plan import PLAIN, Argument, Plan, Regime
 
 _LABEL_WIDTH = 10
 
 
 def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
-    """The text of a plan; by default with decode at batch 1 and the largest prefill."""
-    sections = [_labelled(_facts(plan))]
+    """The text of a plan; by default with decode at batch 1 and the largest prefill, or the only
+    regime of a plain one.
+    """
+    plain = plan.kind == PLAIN
+    sections = [_labelled(_plain_facts(plan) if plain else _facts(plan))]
     sections += [_regime(regime) for regime in choose(plan, regimes)]
-    sections += [_memory(plan), _kv(plan), _predictions(plan)]
+    sections += [_memory(plan), *([] if plain else [_kv(plan)]), _predictions(plan)]
     sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]
     return [line for section in sections for line in ("", *section)][1:]
 
@@ -24,6 +27,8 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
 def choose(plan: Plan, names: Sequence[str]) -> list[Regime]:
     """The regimes called `names`. Raises OptionError listing those there are."""
     known = {regime.name: regime for regime in plan.regimes}
+    if not names and plan.kind == PLAIN:
+        return list(plan.regimes)
     if not names:
         prefill = [r for r in plan.regimes if r.kind == "prefill"]
         largest = max(prefill, key=lambda r: r.sizes["tokens"], default=None)
@@ -88,6 +93,26 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
+def _plain_facts(plan: Plan) -> list[tuple[str, str]]:
+    """What a plain function takes and gives."""
+    launch, numerics = plan.regimes[0].groups[0].launches[0], plan.numerics
+    threads = f"{plan.target.threads} threads" if plan.target.threads else "threads as the machine"
+    bounds = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in plan.model.dimensions.items())
+    return [
+        ("model", f"{plan.model.architecture}: a plain function, no KV and no scheduler"),
+        *(("input", _signature(argument)) for argument in launch.arguments),
+        *(("output", _signature(argument)) for argument in launch.outputs),
+        ("sizes", bounds or "none is free"),
+        ("target", f"{plan.target.name}, {plan.target.isa}, {plan.target.topology}, {threads}"),
+        ("numerics", f"{numerics.dtype}, accumulation {numerics.accumulate}"),
+        ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+    ]
+
+
+def _signature(argument: Argument) -> str:
+    return f"{argument.name}: {argument.dtype} [{', '.join(map(str, argument.shape))}]"
+
+
 def spaced(values: Sequence[int]) -> str:
     """Numbers with blanks between."""
     return " ".join(map(str, values)) or "none"
@@ -109,10 +134,11 @@ def _regime(regime: Regime) -> list[str]:
     launches = ", ".join(
         f"{launch.kind} {launch.kernel}" for group in regime.groups for launch in group.launches
     )
-    title = (
-        f"{regime.name}: {sizes['sequences']} sequences, {sizes['tokens']} new tokens,"
-        f" {sizes['context']} before; launches {launches}"
-    )
+    what = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "fixed sizes"
+    if regime.kind != PLAIN:
+        what = f"{sizes['sequences']} sequences, {sizes['tokens']} new tokens"
+        what += f", {sizes['context']} before"
+    title = f"{regime.name}: {what}; launches {launches}"
     header = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
     return [title, *table_lines([header, *_kernel_rows(regime)], left=4)]
 

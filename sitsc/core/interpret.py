@@ -82,7 +82,7 @@ def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tenso
             else:
                 values[node] = made.setdefault(spec, materialise(spec, weights.read))
         elif node.op == "output":
-            return values[node.args[0]]
+            return map_arg(node.args[0], lambda n: values[n])
         else:
             values[node] = _call(node, values)
     raise AssertionError("a graph ends in an output")

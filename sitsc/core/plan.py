@@ -15,6 +15,7 @@ from sitsc.core.records import from_value, to_value
 from sitsc.core.weights import WeightSpec
 
 SCHEMA = 1
+PLAIN = "plain"
 PLACE_GROUP = "place"  # launched only before a step with tokens that the host does not know
 
 
@@ -102,9 +103,10 @@ class Argument:
     """One argument of a launch.
 
     `source` says what `buffer` names: "arena", "weight", "kv", "size" (of the step) or "scalar"
-    (`value`). `shape` holds sizes, or their names ("tokens", "sequences+1"); for a tensor map those
-    of the dense tensor that it is of. `offset` and `layer_stride` are bytes from the start of the
-    buffer, the second once a layer of the group.
+    (`value`). Of a plain plan: "input", what the caller gives, and for outputs "tensor" (the only
+    result), "item" (of a tuple) or "key" (of a dictionary). `shape` holds sizes, or their names
+    ("tokens", "sequences+1"); for a tensor map those of the dense tensor that it is of. `offset`
+    and `layer_stride` are bytes from the start of the buffer, the second once a layer of the group.
     """
 
     name: str
@@ -297,6 +299,15 @@ class Plan:
     schedule: Schedule
     numerics: Numerics
     predictions: dict[str, Prediction]
+
+    @property
+    def kind(self) -> str:
+        """ "decoder" (pages, scheduler) or "plain": one regime, from inputs to outputs by name.
+
+        Its sizes are those of the examples, and the bounds of a free size "batch" are the
+        dimensions "batch_min" and "batch_max" (absent: none) of the model.
+        """
+        return PLAIN if [regime.kind for regime in self.regimes] == [PLAIN] else "decoder"
 
     def text(self) -> str:
         """The canonical text."""

@@ -21,8 +21,10 @@ def verify_graph(graph: fx.Graph, after: str) -> None:
     """Raise GraphError when `graph` is not valid; `after` names the pass that ran last."""
     _check_form(graph, after)
     outputs = [node for node in graph.nodes if node.op == "output"]
-    if len(outputs) != 1 or not isinstance(outputs[0].args[0], fx.Node):
-        raise GraphError("a graph returns exactly one tensor", where=f"after {after}")
+    results = outputs[0].args[0] if len(outputs) == 1 else None
+    results = results if isinstance(results, tuple) else (results,)
+    if not results or not all(isinstance(result, fx.Node) for result in results):
+        raise GraphError("a graph returns one tensor or a tuple of them", where=f"after {after}")
     for node in graph.nodes:
         if node.op == "placeholder":
             _check_placeholder(graph, node, after)

@@ -86,11 +86,14 @@ def test_a_weight_has_the_planned_shape():
     _fails(graph, r"shape \(10, 6\), planned \(1, 6, 16\)")
 
 
-def test_a_graph_returns_one_tensor():
+@pytest.mark.parametrize("returned", [(), (3,), None])
+def test_a_graph_returns_a_tensor_or_a_tuple_of_them(returned: Any):
     graph = table_graph()
     output: Any = graph.output_node()
-    output.args = ((output.args[0],),)
-    _fails(graph, "exactly one tensor")
+    output.args = ((output.args[0], output.args[0]),)
+    verify_graph(graph, "here")
+    output.args = (returned,)
+    _fails(graph, "one tensor or a tuple")
 
 
 def test_only_calls_are_allowed():

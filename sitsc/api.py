@@ -1,0 +1,142 @@
+"""The Python API: `sitsc.compile` makes an artifact of a path or of a module in memory.
+
+`sitsc.load` opens an artifact: a session with an engine for decoders, a function for plain ones.
+Guide: docs/python-api.md.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from sitsc.core.artifact import Artifact, open_artifact
+from sitsc.core.errors import OptionError
+from sitsc.core.options import CompileOptions
+from sitsc.core.plan import PLAIN
+from sitsc.runtime.loader import Session
+from sitsc.runtime.loader import load as load_decoder
+from sitsc.runtime.plain import PlainModel, load_plain
+
+Progress = Callable[[str, float], None]
+
+
+class Compiled(Artifact):
+    """An artifact that knows how to load itself."""
+
+    def load(self, **options: Any) -> Session | PlainModel:
+        """The same as `sitsc.load` of its folder."""
+        return load(self.root, **options)
+
+
+def compile(
+    model: str | Path | nn.Module,
+    target: str = "cpu",
+    example_inputs: Any = None,
+    *,
+    out: str | Path | None = None,
+    decoder: bool | None = None,
+    dynamic_shapes: Any = None,
+    tokenizer: str | Path | None = None,
+    dump: str | Path | None = None,
+    progress: Progress = lambda phase, share: None,
+    **options: Any,
+) -> Compiled:
+    """Compile `model` into the new folder `out` (by default NAME-TARGET.sitsc) and open it.
+
+    `model` is a checkpoint (a folder or a .gguf file), a transformers language model, or any module
+    on the CPU. With `decoder` true the module maps token ids [1, tokens] to logits [1, tokens,
+    vocabulary] and serves from the engine; else it is a plain function of tensors like
+    `example_inputs` (a tensor, a tuple, or a dictionary by name), whose free sizes `dynamic_shapes`
+    names as torch.export takes them. `tokenizer` is a tokenizer.json for a decoder. `options` are
+    those of `CompileOptions`, such as dtype="bfloat16" or max_context=512. Raises SitscError.
+    """
+    chosen = _options(target, options)
+    name = type(model).__name__ if isinstance(model, nn.Module) else Path(model).resolve().name
+    place = Path(out or f"{name.removesuffix('.gguf')}-{target}.sitsc")
+    text = None if dump is None else Path(dump)
+    if not isinstance(model, nn.Module):
+        _refuse(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes, tokenizer=tokenizer)
+        artifact = _compile_path(model, place, chosen, progress, text)
+    elif decoder is not False and _is_language_model(model):
+        _refuse(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes, tokenizer=tokenizer)
+        artifact = _compile_transformers(model, place, chosen, progress, text)
+    elif decoder:
+        raise OptionError("decoder=True is not there yet")
+    else:
+        from sitsc.plain_pipeline import compile_plain_module  # noqa: PLC0415  (the passes)
+
+        _refuse(tokenizer=tokenizer)
+        args, kwargs = _example(example_inputs)
+        artifact = compile_plain_module(
+            model, args, kwargs, dynamic_shapes, place, chosen, progress, text
+        )
+    return Compiled(artifact.root, artifact.manifest, artifact.plan)
+
+
+def load(artifact: str | Path | Artifact, **options: Any) -> Session | PlainModel:
+    """An artifact ready to run: a `Session` (its `engine` generates), or a `PlainModel` to call.
+
+    `options` are those of the loader: verify=False skips the checksums, weights=… names the
+    checkpoint of an unpacked artifact. Raises SitscError.
+    """
+    root = artifact.root if isinstance(artifact, Artifact) else Path(artifact)
+    if open_artifact(root).plan.kind == PLAIN:
+        return load_plain(root, **options)
+    return load_decoder(root, **options)
+
+
+def _options(target: str, given: dict[str, Any]) -> CompileOptions:
+    known = {field.name for field in fields(CompileOptions)} - {"target"}
+    if unknown := sorted(set(given) - known):
+        raise OptionError(
+            f"compile takes no option {unknown[0]!r}", hint=f"one of {', '.join(sorted(known))}"
+        )
+    return CompileOptions(target=target, **given)
+
+
+def _refuse(**given: Any) -> None:
+    """Raise OptionError for an argument that this kind of model does not take."""
+    for name, value in given.items():
+        if value is not None:
+            raise OptionError(f"{name} does not fit this kind of model", hint="leave it out")
+
+
+def _example(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named example inputs."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    return tuple(inputs or ()), {}
+
+
+def _compile_path(
+    model: str | Path, out: Path, options: CompileOptions, progress: Progress, dump: Path | None
+) -> Artifact:
+    from sitsc.pipeline import compile_model  # noqa: PLC0415  (the frontend)
+
+    return compile_model(model, out, options, progress, dump=dump)
+
+
+def _is_language_model(model: nn.Module) -> bool:
+    """Whether a module is a decoder of transformers, which the family passes know."""
+    ours = any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
+    return ours and type(model).__name__.endswith("ForCausalLM")
+
+
+def _compile_transformers(
+    model: Any, out: Path, options: CompileOptions, progress: Progress, dump: Path | None
+) -> Artifact:
+    """Through a checkpoint of safetensors, so that every check of checkpoints holds here too."""
+    if options.pack is False:
+        raise OptionError("pack=False: weights in memory must be packed", hint="leave it out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    packed = CompileOptions(**{f.name: getattr(options, f.name) for f in fields(options)})
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".sitsc_model_") as folder:
+        place = Path(folder, "model")
+        model.save_pretrained(place)
+        object.__setattr__(packed, "pack", True)
+        return _compile_path(place, out, packed, progress, dump)
