@@ -1,6 +1,6 @@
-"""GGUF metadata of the Llama architecture to a Hugging Face style config and tensor names.
+"""GGUF metadata to a Hugging Face style config and tensor names, for the architectures we read.
 
-In: `GgufHeader`. Out: config dict (LlamaConfig's keys) and HF name → GGUF tensor. A metadata key
+In: `GgufHeader`. Out: config dict (the family's keys) and HF name → GGUF tensor. A metadata key
 of the architecture that is not understood goes into the config under its own name, so that the
 config check refuses it.
 """
@@ -11,28 +11,16 @@ import struct
 from typing import Any
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
+from sitsc.frontend.gguf_families import (
+    FAMILIES,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    TOP_NAMES,
+    GgufFamily,
+)
 from sitsc.frontend.gguf_header import GgufHeader, GgufTensor
 from sitsc.frontend.safe_files import shown
 
-SUPPORTED = ("llama",)
-ROPE_FACTORS = "rope_freqs.weight"
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    ROPE_FACTORS: ROPE_FACTORS,
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 # Metadata that says nothing beyond what is read elsewhere.
 INERT = {"vocab_size", "attention.layer_norm_epsilon", "attention.value_length", "expert_count"} | {
@@ -40,18 +28,21 @@ INERT = {"vocab_size", "attention.layer_norm_epsilon", "attention.value_length",
 }
 
 
-def hf_names(header: GgufHeader) -> dict[str, GgufTensor]:
-    """Tensors by their Hugging Face names; a name outside the Llama family is refused."""
+def hf_names(header: GgufHeader, family: GgufFamily) -> dict[str, GgufTensor]:
+    """Tensors by their Hugging Face names; a name that the family does not have is refused."""
     result: dict[str, GgufTensor] = {}
     for name, tensor in header.tensors.items():
         match = LAYER_PATTERN.fullmatch(name)
         if name in TOP_NAMES:
             result[TOP_NAMES[name]] = tensor
-        elif match and match[2] in LAYER_NAMES:
-            result[f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"] = tensor
+        elif name in family.factors:
+            result[name] = tensor
+        elif match and match[2] in family.layer_names:
+            result[f"model.layers.{match[1]}.{family.layer_names[match[2]]}.{match[3]}"] = tensor
         else:
             raise UnsupportedModelError(
-                f"{tensor.info.file} holds tensor {shown(name)}, which no Llama model has"
+                f"{tensor.info.file} holds tensor {shown(name)}, which no model of architecture "
+                f"{family.model_type} has"
             )
     return result
 
@@ -100,43 +91,46 @@ def shortest(value: float) -> float:
     return value
 
 
-def architecture(metadata: dict[str, Any]) -> str:
-    """The file's architecture; UnsupportedModelError unless it is one we read."""
+def architecture(metadata: dict[str, Any]) -> GgufFamily:
+    """The file's family; UnsupportedModelError unless it is one we read."""
     arch = metadata.get("general.architecture")
-    if arch not in SUPPORTED:
+    if not isinstance(arch, str) or arch not in FAMILIES:
         raise UnsupportedModelError(
             f"GGUF architecture {shown(arch)} is not supported",
-            hint=f"supported: {', '.join(SUPPORTED)}",
+            hint=f"supported: {', '.join(FAMILIES)}",
         )
-    return str(arch)
+    return FAMILIES[arch]
 
 
 def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[str, Any]:
-    """Config in LlamaConfig's keys; `tensors` are by HF name (ties, biases, vocabulary)."""
-    m = _Metadata(metadata, architecture(metadata))
+    """Config in the family's keys; `tensors` are by HF name (ties, biases, vocabulary)."""
+    family = architecture(metadata)
+    m = _Metadata(metadata, family.model_type)
     if m.values.get("expert_count") not in (None, 0):
         raise UnsupportedModelError("mixture-of-experts models in GGUF are not supported")
     hidden, heads = m.get("embedding_length", int), m.get("attention.head_count", int)
     head_dim = m.get("attention.key_length", int, hidden // heads)
-    _check_heads(m, head_dim)
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "hidden_size": hidden,
         "intermediate_size": m.get("feed_forward_length", int),
         "num_hidden_layers": m.get("block_count", int),
         "num_attention_heads": heads,
         "num_key_value_heads": m.get("attention.head_count_kv", int, heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
         "max_position_embeddings": m.get("context_length", int),
         "rms_norm_eps": m.get("attention.layer_norm_rms_epsilon", float),
         "vocab_size": _vocab_size(metadata, tensors),
         "rope_theta": m.get("rope.freq_base", float, 10000.0),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in tensors,
-        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in tensors,
     }
+    config |= dict(family.extra) | _rotary(m, head_dim, family)
+    if family.biases:
+        config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
+        config["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in tensors
+    if family.window:
+        config["sliding_window"] = _window(m)
     config |= _rope_scaling(m)
     for key in ("bos_token_id", "eos_token_id"):
         value = metadata.get(f"tokenizer.ggml.{key}")
@@ -144,15 +138,62 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
             raise CheckpointError(f"tokenizer.ggml.{key} is {shown(value)}")
         if value is not None:
             config[key] = value
+    if SHORT_FACTORS in family.factors:
+        config |= _original_context(m, config)
     return config | m.unknown()
 
 
-def _check_heads(m: _Metadata, head_dim: int) -> None:
+def _rotary(m: _Metadata, head_dim: int, family: GgufFamily) -> dict[str, Any]:
+    """`partial_rotary_factor` where the family has one; other widths are refused."""
     rotary = m.get("rope.dimension_count", int, head_dim)
-    if rotary != head_dim or m.values.get("attention.value_length", head_dim) != head_dim:
+    fits = rotary == head_dim or (family.partial and rotary < head_dim and rotary % 2 == 0)
+    if not fits or m.values.get("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(
             f"rotary width {rotary} or value width differs from head_dim {head_dim}"
         )
+    return {"partial_rotary_factor": rotary / head_dim} if rotary != head_dim else {}
+
+
+def _window(m: _Metadata) -> int | None:
+    """`sliding_window`; the converter writes 0 for none."""
+    if m.values.get("attention.sliding_window") in (None, 0):
+        m.used.add("attention.sliding_window")
+        return None
+    return m.get("attention.sliding_window", int)
+
+
+def _original_context(m: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    if not m.has("rope.scaling.original_context_length"):
+        return {"original_max_position_embeddings": config["max_position_embeddings"]}
+    original = m.get("rope.scaling.original_context_length", int)
+    return {"original_max_position_embeddings": original}
+
+
+def longrope_scaling(
+    short: list[float], long: list[float], metadata: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any]:
+    """`rope_scaling` of Phi-3's two lists of factors; the attention factor must be as usual."""
+    if "rope_scaling" in config:
+        raise UnsupportedModelError("the file holds rope factors and another rope scaling")
+    numbers = [*short, *long]
+    if not all(math.isfinite(value) and value > 0 for value in numbers):
+        raise CheckpointError("rope factors are not positive numbers")
+    longest, original = (
+        config["max_position_embeddings"],
+        config["original_max_position_embeddings"],
+    )
+    usual = 1.0
+    if longest > original > 1:
+        usual = math.sqrt(1 + math.log(longest / original) / math.log(original))
+    given = metadata.get("phi3.rope.scaling.attn_factor")
+    if given is not None and not (
+        type(given) is float and math.isclose(given, usual, rel_tol=1e-5)
+    ):
+        raise UnsupportedModelError(
+            f"phi3.rope.scaling.attn_factor is {shown(given)}, longrope gives {usual:.6g}"
+        )
+    shorts, longs = ([shortest(value) for value in values] for values in (short, long))
+    return {"rope_scaling": {"type": "longrope", "short_factor": shorts, "long_factor": longs}}
 
 
 def _vocab_size(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> int:
@@ -200,6 +241,7 @@ def llama3_scaling(factors: list[float], config: dict[str, Any]) -> dict[str, An
 
 def _rope_scaling(m: _Metadata) -> dict[str, Any]:
     """`rope_scaling` for linear and YaRN; nothing for none."""
+    m.used.add("rope.scaling.attn_factor")  # of longrope, compared where its factors are
     kind = m.get("rope.scaling.type", str, "none")
     if kind == "none" and not m.has("rope.scale_linear"):
         return {}

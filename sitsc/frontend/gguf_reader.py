@@ -1,7 +1,7 @@
-"""Opening GGUF files of the Llama architecture, and reading their tensors as float32.
+"""Opening GGUF files, and reading their tensors as float32.
 
 In: a path. Out: a `Checkpoint` with HF names and config. Rows are dequantised by the gguf package
-as they are asked for; q and k rows come back in HF order.
+as they are asked for, in the order and with the values that HF has.
 """
 
 from dataclasses import replace
@@ -16,18 +16,34 @@ from gguf.quants import dequantize
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import Checkpoint, Rows, TokenizerFiles
 from sitsc.frontend.gguf_config import (
-    ROPE_FACTORS,
     architecture,
     hf_config,
     hf_names,
     llama3_scaling,
+    longrope_scaling,
 )
+from sitsc.frontend.gguf_families import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from sitsc.frontend.gguf_header import GgufTensor, read_gguf_header
 from sitsc.frontend.gguf_tokenizer import LLAMA3_PRE, build_tokenizer_json, token_list
 from sitsc.frontend.safe_files import shown
 from sitsc.frontend.safetensors_reader import map_bytes
 
-DTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+DTYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1") + (
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ4_NL",
+    "IQ4_XS",
+)
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -37,23 +53,22 @@ def open_gguf(path: Path) -> Checkpoint:
     CheckpointError for damage, UnsupportedModelError naming what we cannot read.
     """
     header = read_gguf_header(path)
-    architecture(header.metadata)
-    tensors = hf_names(header)
+    family = architecture(header.metadata)
+    tensors = hf_names(header, family)
     _check_types(tensors)
-    factors = tensors.pop(ROPE_FACTORS, None)
+    factors = {name: tensors.pop(name) for name in family.factors if name in tensors}
     config = hf_config(header.metadata, tensors)
-    if factors is not None:
-        _check_rope_factors(factors, config["head_dim"])
-        config |= llama3_scaling(read_rows(path, factors).tolist(), config)
-    heads = {
-        "q_proj": config["num_attention_heads"],
-        "k_proj": config["num_key_value_heads"],
-    }
+    config |= _factors(path, factors, header.metadata, config)
+    heads: dict[str, int] = {}
+    if family.interleaved:
+        heads["q_proj"] = config["num_attention_heads"]
+        heads["k_proj"] = config["num_key_value_heads"]
     _check_divisible(tensors, heads)
 
     def read(name: str, rows: Rows) -> torch.Tensor:
         part = name.split(".")[-2]
-        return read_rows(path, tensors[name], rows, permuted_heads=heads.get(part, 0))
+        value = read_rows(path, tensors[name], rows, permuted_heads=heads.get(part, 0))
+        return value - 1 if family.norm_plus_one and _is_norm(name) else value
 
     return Checkpoint(
         root=path.parent,
@@ -66,6 +81,28 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight")
+
+
+def _factors(
+    path: Path, found: dict[str, GgufTensor], metadata: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any]:
+    """`rope_scaling` of the rope factors in the file; their bytes are read."""
+    rotary = round(config["head_dim"] * config.get("partial_rotary_factor", 1.0))
+    values: dict[str, list[float]] = {}
+    for name, tensor in found.items():
+        _check_rope_factors(tensor, rotary)
+        values[name] = read_rows(path, tensor).tolist()
+    if ROPE_FACTORS in values:
+        return llama3_scaling(values[ROPE_FACTORS], config)
+    if not values:
+        return {}
+    if set(values) != {LONG_FACTORS, SHORT_FACTORS}:
+        raise CheckpointError(f"the file holds {', '.join(values)} alone of two lists of factors")
+    return longrope_scaling(values[SHORT_FACTORS], values[LONG_FACTORS], metadata, config)
+
+
 def _check_types(tensors: dict[str, GgufTensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.info.dtype not in DTYPES:
@@ -75,11 +112,11 @@ def _check_types(tensors: dict[str, GgufTensor]) -> None:
             )
 
 
-def _check_rope_factors(tensor: GgufTensor, head_dim: int) -> None:
-    if tensor.info.dtype != "F32" or tensor.info.shape != (head_dim // 2,):
+def _check_rope_factors(tensor: GgufTensor, rotary: int) -> None:
+    if tensor.info.dtype != "F32" or tensor.info.shape != (rotary // 2,):
         raise CheckpointError(
             f"{tensor.info.name} is {tensor.info.dtype} {list(tensor.info.shape)}, "
-            f"expected F32 [{head_dim // 2}]"
+            f"expected F32 [{rotary // 2}]"
         )
 
 

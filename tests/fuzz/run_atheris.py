@@ -16,16 +16,21 @@ watched: Any = atheris
 with watched.instrument_imports(include=["sitsc.frontend"], enable_loader_override=False):
     from sitsc.frontend import (  # noqa: F401
         checkpoint,
+        config_knowledge,
         config_lint,
         gguf_config,
+        gguf_families,
         gguf_header,
         gguf_reader,
         gguf_tokenizer,
+        lint,
+        range_lint,
         rope_lint,
         safe_files,
         safetensors_reader,
         tensor_lint,
         tokenizer_files,
+        tokenizer_lint,
     )
 from tests.fuzz.seeds import KINDS, seeds  # noqa: E402  (after what is instrumented)
 from tests.fuzz.targets import run_one  # noqa: E402
@@ -63,7 +68,7 @@ def main() -> None:
             "-rss_limit_mb=3072",
             "-max_len=32768",
             f"-dict={words}",
-            f"-artifact_prefix={root}/crash-",
+            f"-artifact_prefix={root}/",
             "-print_final_stats=1",
         ],
         one,

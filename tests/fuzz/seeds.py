@@ -40,16 +40,41 @@ def _gguf() -> list[bytes]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
         for metadata in (base | {"tokenizer.ggml.add_bos_token": True}, no_tokens, base | yarn):
-            found.append(write_gguf(path, metadata, _small_tensors(4)).read_bytes())
+            rows = 262 if metadata is not no_tokens else 6
+            found.append(write_gguf(path, metadata, _small_tensors(4, rows)).read_bytes())
+        for arch in ("qwen2", "qwen3", "gemma", "phi3"):
+            found.append(write_gguf(path, *_other(arch, no_tokens), arch=arch).read_bytes())
         wide = no_tokens | {"llama.embedding_length": 32}
         kinds = {"blk.0.attn_q.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_1"}
         found.append(write_gguf(path, wide, _small_tensors(32), kinds).read_bytes())
     return found
 
 
-def _small_tensors(hidden: int) -> dict[str, np.ndarray]:
-    """One layer of Llama by GGUF name: 2 heads, 1 key head, 6 tokens."""
-    shapes = {"token_embd.weight": (6, hidden), "output_norm.weight": (hidden,)}
+def _other(arch: str, llama: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Metadata and tensors of another architecture."""
+    metadata = {key.replace("llama.", f"{arch}."): value for key, value in llama.items()}
+    tensors = _small_tensors(4, 6)
+    if arch == "qwen3":
+        tensors |= {f"blk.0.attn_{n}_norm.weight": np.ones(2, np.float32) for n in "qk"}
+        metadata |= {"qwen3.attention.key_length": 2}
+    if arch == "qwen2":
+        tensors |= {f"blk.0.attn_{n}.bias": np.ones(2, np.float32) for n in "kv"}
+        tensors["blk.0.attn_q.bias"] = np.ones(4, np.float32)
+    if arch == "gemma":
+        metadata |= {"gemma.attention.key_length": 2}
+    if arch == "phi3":
+        gone = ("attn_q", "attn_k", "attn_v", "ffn_gate")
+        tensors = {n: t for n, t in tensors.items() if n.split(".")[-2] not in gone}
+        tensors["blk.0.attn_qkv.weight"] = np.ones((8, 4), np.float32)
+        tensors["blk.0.ffn_up.weight"] = np.ones((8, 4), np.float32)
+        tensors |= {f"rope_factors_{n}.weight": np.ones(1, np.float32) for n in ("long", "short")}
+        metadata |= {"phi3.rope.scaling.original_context_length": 32}
+    return metadata, tensors
+
+
+def _small_tensors(hidden: int, rows: int = 6) -> dict[str, np.ndarray]:
+    """One layer of Llama by GGUF name: 2 heads, 1 key head."""
+    shapes = {"token_embd.weight": (rows, hidden), "output_norm.weight": (hidden,)}
     square = ("attn_q", "attn_output")
     shapes |= {f"blk.0.{n}.weight": (hidden, hidden) for n in square}
     shapes |= {f"blk.0.{n}.weight": (hidden // 2, hidden) for n in ("attn_k", "attn_v")}

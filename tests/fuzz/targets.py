@@ -14,7 +14,8 @@ from typing import Any
 
 from sitsc.core.errors import SitscError
 from sitsc.frontend.checkpoint import open_checkpoint
-from sitsc.frontend.config_lint import lint_config, lint_tensors
+from sitsc.frontend.config_knowledge import untested_family
+from sitsc.frontend.lint import lint_checkpoint
 
 FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class")
 FILES = ("config.json", "model.safetensors.index.json", "generation_config.json") + (
@@ -55,6 +56,7 @@ _guards: list[Guard] = []
 def read_all(path: Path, root: Path) -> bool:
     """Open, check and read the model; whether it was accepted. Anything but SitscError escapes."""
     if not _guards:
+        untested_family("stablelm")  # imports transformers before the guard is up
         _guards.append(Guard())
     guard = _guards[0]
     guard.root = str(root.resolve())
@@ -63,16 +65,15 @@ def read_all(path: Path, root: Path) -> bool:
         for name, info in checkpoint.tensors.items():
             assert Path(info.file).name == info.file, info.file
             checkpoint.read(name)
-        lint_config(checkpoint.config)
-        if checkpoint.has_weights:
-            lint_tensors(checkpoint.config, checkpoint.tensors)
+        report = lint_checkpoint(checkpoint, dtype="float16", read_weights=True)
+        assert all("\n" not in f.what + f.hint for f in report.findings)
     except SitscError as error:
         assert "\n" not in str(error)
         assert len(str(error)) < 2000, len(str(error))
         return False
     finally:
         guard.root = None
-    return True
+    return report.ok
 
 
 def safetensors(data: bytes, root: Path) -> bool:
