@@ -22,6 +22,8 @@ from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.experts_lint import num_experts
+from sitsc.frontend.onnx_checkpoint import check_context
+from sitsc.frontend.onnx_trace import num_positions, trace_onnx
 from sitsc.frontend.shrink import tiny_config
 from sitsc.frontend.trace import trace
 from sitsc.passes import CPU, CPU_INT8, CUDA, CUDA_WIDE
@@ -37,12 +39,14 @@ from sitsc.passes.schedule import StepSizes, kv_groups
 
 __all__ = [
     "build_candidates",
+    "check_checkpoint",
     "check_passes",
     "make_plan",
     "model_facts",
     "resolve_dtypes",
     "run",
     "trace",
+    "trace_checkpoint",
 ]
 
 _DEFAULT_CONTEXT = 8192
@@ -105,6 +109,17 @@ def _vocabulary(tokenizer_json: bytes | None) -> int:
     return max(ids, default=-1) + 1
 
 
+def trace_checkpoint(
+    checkpoint: Checkpoint, dtypes: Dtypes, options: CompileOptions, max_context: int
+) -> fx.GraphModule:
+    """The graph of a checkpoint: of its config, or of the ONNX program that it is."""
+    if checkpoint.program is None:
+        return trace(checkpoint.config, dtypes.torch_dtype)
+    module = trace_onnx(checkpoint, dtypes.torch_dtype)
+    check_context(num_positions(module.graph), options, max_context)
+    return module
+
+
 def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
     """The passes of the target and the weight format asked for."""
     if load_target(options.target).cuda is not None:
@@ -133,6 +148,15 @@ def run(
         invariant_within="any step" if load_target(options.target).cuda is None else BUCKET,
         changing_passes=tuple(p.name for p in passes if not p.preserves_numerics),
     )
+
+
+def check_checkpoint(checkpoint: Checkpoint, dtypes: Dtypes, options: CompileOptions) -> None:
+    """Check the passes on a small model of the shape of a checkpoint, an ONNX graph as it is."""
+    if checkpoint.program is None:
+        check_passes(checkpoint.config, dtypes, options)
+        return
+    module = trace_onnx(checkpoint, dtypes.torch_dtype)
+    run_passes(module, pass_tuple(options), _context(dtypes, options), check=True)
 
 
 def check_passes(config: dict[str, Any], dtypes: Dtypes, options: CompileOptions) -> None:

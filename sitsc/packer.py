@@ -28,7 +28,7 @@ def wanted(checkpoint: Checkpoint, plan: Plan, options: CompileOptions) -> bool:
         return False
     if options.pack is not None:
         return options.pack
-    quantised = options.weights != "none" or checkpoint.format == "gguf"
+    quantised = options.weights != "none" or checkpoint.format in ("gguf", "onnx")
     return quantised or plan.memory.weights_bytes < _PACK_BELOW_BYTES
 
 
@@ -40,9 +40,10 @@ def check_options(checkpoint: Checkpoint, options: CompileOptions) -> None:
             where=checkpoint.root.name,
             hint="fetch the safetensors files; --no-pack plans from config.json alone",
         )
-    if options.pack is False and checkpoint.format == "gguf":
+    if options.pack is False and checkpoint.format in ("gguf", "onnx"):
         raise OptionError(
-            "--no-pack: a GGUF file cannot be read at run time", hint="leave out --no-pack"
+            f"--no-pack: a {checkpoint.format.upper()} file cannot be read at run time",
+            hint="leave out --no-pack",
         )
 
 
@@ -74,6 +75,8 @@ def pack(
 
 def _check_duplicates(checkpoint: Checkpoint) -> None:
     """A tied weight that the file holds twice must be the same both times."""
+    if checkpoint.program is not None:  # the graph reads each weight where it is
+        return
     found = lint_tensors(checkpoint.config, checkpoint.tensors)
     for copy, original in found.duplicates.items():
         rows = checkpoint.tensors[copy].shape[0]

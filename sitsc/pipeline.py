@@ -77,6 +77,8 @@ def inspect(
 ) -> Checkpoint:
     """Open the checkpoint by its headers and refuse what the compiler does not understand."""
     checkpoint = open_checkpoint(model)
+    if checkpoint.program is not None:  # an ONNX graph says itself what it computes
+        return checkpoint
     allow = frozenset(options.allow_unknown_keys)
     for text in check_model(checkpoint, allow, options.dtype):
         warn(text)
@@ -110,9 +112,9 @@ def plan_checkpoint(
     facts = lowering.model_facts(checkpoint, options)
     dtypes = lowering.resolve_dtypes(checkpoint.config, options)
     if check:
-        lowering.check_passes(checkpoint.config, dtypes, options)
+        lowering.check_checkpoint(checkpoint, dtypes, options)
     progress("trace", 0.0)
-    module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
+    module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
     progress("passes", 0.0)
     numerics = lowering.run(module, dtypes, options, dump)
     plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
@@ -207,6 +209,7 @@ def _key(checkpoint: Checkpoint, options: CompileOptions) -> str:
             "config": digest(_plain(checkpoint.config)),
             "generation": digest(_plain(checkpoint.generation_config)),
             "headers": digest(headers),
+            "graph": "" if checkpoint.program is None else checkpoint.program.digest(),
             "tokens": [tokenizer.bos_token_id, tokenizer.add_bos, list(tokenizer.eos_token_ids)],
             "tokenizer": build_info.bytes_digest(tokenizer.tokenizer_json or b""),
             "tools": build_info.versions(),

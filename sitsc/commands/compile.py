@@ -10,7 +10,7 @@ from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
 
-_MODEL = "A model folder (config.json and safetensors) or a .gguf file."
+_MODEL = "A model folder (config.json and safetensors), a .gguf or a .onnx file."
 
 
 def compile(  # the CLI name; the builtin is not used in this package
@@ -81,7 +81,7 @@ def compile(  # the CLI name; the builtin is not used in this package
 def default_out(model: Path, target: str) -> Path:
     """MODEL-TARGET.sitsc in the current folder."""
     name = model.resolve().name
-    return Path(f"{name.removesuffix('.gguf')}-{target}.sitsc")
+    return Path(f"{name.removesuffix('.gguf').removesuffix('.onnx')}-{target}.sitsc")
 
 
 def compile_to(

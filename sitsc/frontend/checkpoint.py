@@ -22,11 +22,12 @@ __all__ = ["Checkpoint", "TensorInfo", "TokenizerFiles", "open_checkpoint"]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ONNX = "model.onnx"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model folder, a .gguf file, or a folder with exactly one .gguf and no config.json.
+    """Open a model folder, a .gguf or .onnx file, or a folder with one .gguf and no config.json.
 
     A folder with config.json alone opens too, with no tensors. Raises CheckpointError for what is
     missing, damaged or hostile, UnsupportedModelError for a GGUF architecture we cannot read.
@@ -49,16 +50,26 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
                 f"the folder holds {len(ggufs)} .gguf files", where=path.name, hint="name one"
             )
         return open_gguf(file_inside(path, ggufs[0].name))
+    if (path / ONNX).exists() and not list(path.glob("*.safetensors")):
+        return _open_onnx(path / ONNX)
     return _open_folder(path)
 
 
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix.lower() == ".gguf":
         return open_gguf(path)
+    if path.suffix.lower() == ".onnx":
+        return _open_onnx(path)
     raise CheckpointError(
-        f"{path.name} is neither a model folder nor a .gguf file",
+        f"{path.name} is neither a model folder nor a .gguf or .onnx file",
         hint="give the folder that holds config.json",
     )
+
+
+def _open_onnx(path: Path) -> Checkpoint:
+    from sitsc.frontend.onnx_checkpoint import open_onnx  # noqa: PLC0415  (onnx is imported late)
+
+    return open_onnx(path)
 
 
 def _open_folder(root: Path) -> Checkpoint:

@@ -48,7 +48,10 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened checkpoint: configs, headers of all tensors, and `read` for the bytes of one."""
+    """An opened checkpoint: configs, headers of all tensors, and `read` for the bytes of one.
+
+    `program` is the graph of an ONNX file (`onnx_program.Program`), None for other formats.
+    """
 
     root: Path
     format: str
@@ -57,6 +60,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     tokenizer: TokenizerFiles
     reader: Callable[[str, Rows], torch.Tensor]
+    program: Any = None
 
     @property
     def has_weights(self) -> bool:

@@ -152,9 +152,9 @@ def test_other_things_that_are_not_a_checkpoint(tmp_path: Path):
         open_checkpoint(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no such model"):
         open_checkpoint("x" * 5000)
-    (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "model.zip").write_bytes(b"")
     with pytest.raises(CheckpointError, match="neither a model folder nor"):
-        open_checkpoint(tmp_path / "model.onnx")
+        open_checkpoint(tmp_path / "model.zip")
 
 
 def test_pickles_are_never_opened(tmp_path: Path):
