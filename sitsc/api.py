@@ -5,7 +5,7 @@ Guide: docs/python-api.md.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def compile(
     decoder: bool | None = None,
     dynamic_shapes: Any = None,
     tokenizer: str | Path | None = None,
+    eos_token_ids: Sequence[int] = (),
     dump: str | Path | None = None,
     progress: Progress = lambda phase, share: None,
     **options: Any,
@@ -50,8 +51,9 @@ def compile(
     on the CPU. With `decoder` true the module maps token ids [1, tokens] to logits [1, tokens,
     vocabulary] and serves from the engine; else it is a plain function of tensors like
     `example_inputs` (a tensor, a tuple, or a dictionary by name), whose free sizes `dynamic_shapes`
-    names as torch.export takes them. `tokenizer` is a tokenizer.json for a decoder. `options` are
-    those of `CompileOptions`, such as dtype="bfloat16" or max_context=512. Raises SitscError.
+    names as torch.export takes them. `tokenizer` (a tokenizer.json) and `eos_token_ids` are for a
+    decoder of one's own. `options` are those of `CompileOptions`, such as dtype="bfloat16" or
+    max_context=512. Raises SitscError.
     """
     chosen = _options(target, options)
     name = type(model).__name__ if isinstance(model, nn.Module) else Path(model).resolve().name
@@ -64,11 +66,16 @@ def compile(
         _refuse(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes, tokenizer=tokenizer)
         artifact = _compile_transformers(model, place, chosen, progress, text)
     elif decoder:
-        raise OptionError("decoder=True is not there yet")
+        from sitsc.decoder_pipeline import Vocabulary, compile_decoder  # noqa: PLC0415
+
+        _refuse(dynamic_shapes=dynamic_shapes)
+        words = Vocabulary(None if tokenizer is None else Path(tokenizer), tuple(eos_token_ids))
+        ids = _token_ids(example_inputs)
+        artifact = compile_decoder(model, ids, words, place, chosen, progress, text)
     else:
         from sitsc.plain_pipeline import compile_plain_module  # noqa: PLC0415  (the passes)
 
-        _refuse(tokenizer=tokenizer)
+        _refuse(tokenizer=tokenizer, eos_token_ids=eos_token_ids or None)
         args, kwargs = _example(example_inputs)
         artifact = compile_plain_module(
             model, args, kwargs, dynamic_shapes, place, chosen, progress, text
@@ -111,6 +118,18 @@ def _example(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     return tuple(inputs or ()), {}
+
+
+def _token_ids(inputs: Any) -> Tensor | None:
+    """The example of a decoder. Raises OptionError for more than one input."""
+    args, kwargs = _example(inputs)
+    found = [*args, *kwargs.values()]
+    if len(found) > 1 or not all(isinstance(item, Tensor) for item in found):
+        raise OptionError(
+            f"{len(found)} example inputs: a decoder takes token ids alone",
+            hint="give one int64 tensor [1, tokens], or none",
+        )
+    return found[0] if found else None
 
 
 def _compile_path(

@@ -36,7 +36,7 @@ def trace_plain(
     """The plain graph of `module` for inputs like these. Raises UnsupportedModelError."""
     check_weights(module)
     _check_inputs(args, kwargs or {})
-    program = export(module, args, kwargs or {}, dynamic_shapes)
+    program = export(module, args, kwargs or {}, dynamic_shapes, type(module).__name__)
     weights = read_weights(program)
     graph: fx.Graph = program.graph
     check_outputs(program, "")
@@ -79,7 +79,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Any:
+def export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, name: str
+) -> Any:
     """The exported program, functional and in evaluation mode. Raises UnsupportedModelError."""
     try:
         with evaluated(module), torch.no_grad(), _quiet():
@@ -88,7 +90,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sha
     except UnsupportedModelError:
         raise
     except Exception as error:  # torch.export raises many kinds, all for the user to read
-        raise export_error(error, type(module).__name__) from error
+        raise export_error(error, name) from error
 
 
 def check_weights(module: nn.Module) -> None:
@@ -100,7 +102,10 @@ def check_weights(module: nn.Module) -> None:
         if value.device.type != "cpu":
             raise UnsupportedModelError(f"{name} lies on {value.device}", hint="module.cpu() first")
         if dtype_name(value.dtype) not in DTYPES or value.layout != torch.strided:
-            raise UnsupportedModelError(f"{name} is a {value.layout} tensor of {value.dtype}")
+            raise UnsupportedModelError(
+                f"{name} is a {value.layout} tensor of {value.dtype}",
+                hint="complex tables: keep cos and sin as two real ones",
+            )
 
 
 def _check_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
