@@ -22,7 +22,8 @@ from sitsc.passes.fxutil import (
     tensor,
 )
 
-_EVEN = {"fused_linear": ("x", "residual"), "packed_embedding": ("ids",), "moe": ("x", "logits")}
+_WHOLE = {"packed_embedding": ("ids",)}
+_EVEN = {"fused_linear": ("x", "residual"), "moe": ("x", "logits")}
 _DENSE = {"rms_norm": ("x",), "paged_attention": ("q", "k", "v")}
 
 
@@ -48,7 +49,7 @@ def _reads_tensors(node: Node) -> bool:
 
 def _settle(graph: fx.Graph, node: Node) -> None:
     """Copy the arguments of a call of ours that do not lie as its kernel reads them."""
-    for table, fits in ((_EVEN, _even), (_DENSE, _dense)):
+    for table, fits in ((_WHOLE, _whole), (_EVEN, _even), (_DENSE, _dense)):
         name = str(node.target).partition(".")[2].partition(".")[0]
         if not str(node.target).startswith("sitsc.") or name not in table:
             continue
@@ -68,10 +69,19 @@ def _dense(value: Tensor) -> bool:
     return value.dim() > 0 and value.stride(-1) == 1
 
 
+def _whole(value: Tensor) -> bool:
+    """Whether the elements lie without gaps in their order."""
+    dims = [i for i in range(value.dim()) if str(value.shape[i]) != "1"]
+    return not dims or (str(value.stride(dims[-1])) == "1" and _follows(value, dims))
+
+
 def _even(value: Tensor) -> bool:
     """Whether all rows lie one distance apart; strides compared as text, as sizes are."""
+    outer = [i for i in range(value.dim() - 1) if str(value.shape[i]) != "1"]
+    return _dense(value) and _follows(value, outer)
+
+
+def _follows(value: Tensor, dims: list[int]) -> bool:
+    """Whether each of the dimensions goes over the whole of the one after it."""
     sizes, strides = value.shape, value.stride()
-    if not _dense(value):
-        return False
-    outer = [i for i in range(value.dim() - 1) if str(sizes[i]) != "1"]
-    return all(str(strides[a]) == str(strides[b] * sizes[b]) for a, b in pairwise(outer))
+    return all(str(strides[a]) == str(strides[b] * sizes[b]) for a, b in pairwise(dims))

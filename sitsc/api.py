@@ -6,7 +6,7 @@ Guide: docs/python-api.md.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,21 @@ def _compile_transformers(
     if options.pack is False:
         raise OptionError("pack=False: weights in memory must be packed", hint="leave it out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    packed = CompileOptions(**{f.name: getattr(options, f.name) for f in fields(options)})
+    packed = replace(options, pack=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".sitsc_model_") as folder:
         place = Path(folder, "model")
-        model.save_pretrained(place)
-        object.__setattr__(packed, "pack", True)
+        _save(model, place)
         return _compile_path(place, out, packed, progress, dump)
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Write a model of transformers without its progress bar."""
+    from transformers.utils import logging  # noqa: PLC0415  (loaded already: the model is of it)
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()

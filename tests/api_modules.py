@@ -13,6 +13,8 @@ class Encoder(nn.Module):
         self.heads = heads
         self.words = nn.Embedding(60, width)
         self.places = nn.Parameter(torch.randn(1, 40, width))
+        self.kinds = nn.Embedding(20, width)
+        self.register_buffer("kind", torch.zeros(1, 40, dtype=torch.long))
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -26,6 +28,7 @@ class Encoder(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor | None]:
         batch, count = ids.shape
         x = self.words(ids) + self.places[:, :count]
+        x = x + self.kinds(self.get_buffer("kind")[:, :count].expand(batch, count))
         shape = (batch, count, 3, self.heads, x.shape[-1] // self.heads)
         q, k, v = self.qkv(self.norm(x)).view(shape).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])

@@ -214,8 +214,11 @@ def _named(size: Any, names: dict[str, str]) -> str:
     import sympy  # noqa: PLC0415  (comes with torch)
 
     expression = size.node.expr
-    if unknown := {str(s) for s in expression.free_symbols} - set(names):
-        raise UnsupportedModelError(f"the size {expression} of an input has unknown {unknown}")
+    if {str(s) for s in expression.free_symbols} - set(names):
+        raise UnsupportedModelError(
+            f"the size {expression} of an input derives from one that no input has",
+            hint="give every input of that kind a Dim of its own",
+        )
     known = {s: sympy.Symbol(names[str(s)]) for s in expression.free_symbols}
     return str(expression.subs(known)).replace(" ", "")
 
