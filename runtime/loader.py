@@ -115,7 +115,7 @@ def check_decoder(artifact: Artifact) -> None:
         raise ArtifactError(
             f"the artifact is a plain function of ({names}): it has no engine",
             where=artifact.root.name,
-            hint="call it from Python: sitsc.load(path) gives the function",
+            hint="sitsc run --embed for an encoder; sitsc.load(path) gives the function",
         )
 
 

@@ -25,6 +25,7 @@ from sitsc.core.reference import FILE as REFERENCE
 from sitsc.core.reference import reference_value
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
+from sitsc.frontend.encoder import is_encoder
 from sitsc.frontend.lint import LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
 
@@ -58,6 +59,10 @@ def compile_model(
     """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done."""
     load_target(options.target)
     with ArtifactWriter(Path(out)) as writer:
+        checkpoint = open_checkpoint(model)
+        if is_encoder(checkpoint):
+            write_tokenizer(checkpoint, writer)
+            return _compile_encoder(checkpoint, writer, options, progress, dump)
         checkpoint = inspect(model, options)
         packer.check_options(checkpoint, options)
         key = _key(checkpoint, options)
@@ -70,6 +75,18 @@ def compile_model(
         packed = _write_weights(checkpoint, plan, options, writer, progress)
         write_tokenizer(checkpoint, writer)
         return writer.finish(plan, _manifest(checkpoint, plan, packed))
+
+
+def _compile_encoder(
+    checkpoint: Checkpoint,
+    writer: ArtifactWriter,
+    options: CompileOptions,
+    progress: Progress,
+    dump: Path | None,
+) -> Artifact:
+    from sitsc.encoder_pipeline import compile_encoder  # noqa: PLC0415  (the passes)
+
+    return compile_encoder(checkpoint, writer, options, progress, dump)
 
 
 def inspect(
@@ -94,6 +111,9 @@ def lint_model(
 ) -> LintReport:
     """Everything that its files tell about `model`. Raises CheckpointError when it cannot open."""
     checkpoint = open_checkpoint(model)
+    if checkpoint.program is not None:
+        count = {"consumed": len(checkpoint.tensors)}
+        return LintReport(str(checkpoint.config["model_type"]), (), count, {}, ())
     return lint_checkpoint(checkpoint, frozenset(allow), dtype, read_weights=read_weights)
 
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 TOP_LEVEL = ("passes", "codegen", "runtime", "models")
-PIPELINE = ("pipeline.py", "plain_pipeline.py", "decoder_pipeline.py")
+PIPELINE = ("pipeline.py", "plain_pipeline.py", "decoder_pipeline.py", "encoder_pipeline.py")
 PIPELINE += ("lowering.py", "packer.py", "build_info.py")
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}

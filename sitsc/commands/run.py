@@ -18,6 +18,9 @@ def run(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
     ] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Print the vector of TEXT; for encoders.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the best token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from so many best tokens; 0: all.")] = 0,
@@ -41,6 +44,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Answer TEXT with the model of an artifact."""
+    if embed:
+        print_embedding(artifact, read_prompt(text), verify, as_json)
+        return
     options = SamplingOptions(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -74,6 +80,18 @@ def run(
             f" share a context of {context} — sitsc compile --max-context sets it",
             file=sys.stderr,
         )
+
+
+def print_embedding(artifact: Path, text: str, verify: bool, as_json: bool) -> None:
+    """Print the vector of a text: numbers in one line, or JSON."""
+    from sitsc.runtime.embedding import load_embedder  # noqa: PLC0415  (imports torch)
+
+    embedder = load_embedder(artifact, verify=verify)
+    vector = embedder.embed([text])[0].tolist()
+    if as_json:
+        print_json({"embedding": vector, "num_tokens": len(embedder.token_ids(text))})
+    else:
+        print(" ".join(f"{value:.8g}" for value in vector))
 
 
 def read_prompt(text: str) -> str:

@@ -19,11 +19,17 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class OnnxModule(nn.Module):
-    """Parameters are w0, w1 …, constants c0, c1 …: `owners` and `values` say what they are."""
+    """Parameters are w0, w1 …, constants c0, c1 …: `owners` and `values` say what they are.
 
-    def __init__(self, program: Program, half: torch.dtype) -> None:
+    With `weights` by their names in plans the module is real, on the CPU.
+    """
+
+    def __init__(
+        self, program: Program, half: torch.dtype, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.device = torch.device("meta")
+        self.device = torch.device("meta" if weights is None else "cpu")
+        self.given = weights
         self.program, self.narrow = program, half
         self.owners: dict[str, str] = {}
         self.values: dict[str, Tensor] = {}
@@ -41,8 +47,10 @@ class OnnxModule(nn.Module):
         for plan_name, weight in self.program.plan_names().items():
             key = keys[weight.source] = f"w{len(keys)}"
             dtype = self._dtype(weight.tensor.dtype)
-            empty = torch.empty(weight.shape, dtype=dtype, device="meta")
-            self.register_parameter(key, nn.Parameter(empty, requires_grad=False))
+            value = torch.empty(weight.shape, dtype=dtype, device="meta")
+            if self.given is not None:
+                value = self.given[plan_name].to(dtype)
+            self.register_parameter(key, nn.Parameter(value, requires_grad=False))
             self.owners[key] = plan_name
         for name, weight in self.program.weights.items():
             if weight.source in keys:
@@ -54,7 +62,7 @@ class OnnxModule(nn.Module):
                 key = f"c{len(self.values)}"
                 value = value.to(self._dtype(value.dtype))
                 self.values[key] = value
-                self.register_buffer(key, value.to("meta"))
+                self.register_buffer(key, value.to(self.device))
                 self.names[name] = key
 
     def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
