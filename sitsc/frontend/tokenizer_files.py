@@ -46,6 +46,7 @@ def read_tokenizer_files(
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
     """A `tokenizers.Tokenizer`; CheckpointError when `data` is not a usable tokenizer.json."""
+    _check_document(data, where)  # the library is less strict than what reads the file later
     try:
         return Tokenizer.from_str(data.decode())
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -56,6 +57,45 @@ def load_tokenizer(data: bytes, where: str) -> Tokenizer:
             where=where,
             hint="fetch the tokenizer again",
         ) from error
+
+
+def _check_document(data: bytes, where: str) -> None:
+    """JSON of the shape that we read tokens from: model.vocab and added_tokens."""
+    try:
+        document = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where} is not valid JSON: {shown(str(error))[1:-1]}",
+            where=where,
+            hint="fetch the tokenizer again",
+        ) from error
+    model = document.get("model") if isinstance(document, dict) else None
+    added = document.get("added_tokens") or [] if isinstance(document, dict) else None
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):
+        good = all(_is_id(i) for i in vocab.values())
+    else:
+        good = isinstance(vocab, list) and all(
+            isinstance(e, list) and e and isinstance(e[0], str) for e in vocab
+        )
+    good = (
+        good
+        and isinstance(added, list)
+        and all(
+            isinstance(t, dict) and isinstance(t.get("content"), str) and _is_id(t.get("id"))
+            for t in added
+        )
+    )
+    if not good:
+        raise CheckpointError(
+            f"{where} is not laid out like a tokenizer: model.vocab, added_tokens",
+            where=where,
+            hint="fetch the tokenizer again",
+        )
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def _exists(root: Path, name: str) -> bool:
