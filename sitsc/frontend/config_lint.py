@@ -45,6 +45,7 @@ FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_windo
     "use_qkv_bias",
     "qk_layernorm",
 )
+DTYPES = ("float32", "bfloat16", "float16")
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") + (
     "logit_scale",
     "logits_scaling",
@@ -90,6 +91,7 @@ def config_problems(config: dict[str, Any], allow: frozenset[str]) -> Iterator[S
     checks += [partial(_check_flag, named, key) for key in FLAGS]
     checks += [partial(_check_positive, named, key) for key in POSITIVE]
     later = (_check_heads, _check_experts, _check_window)
+    checks += [partial(_check_dtype, config)]
     checks += [partial(_check_activation, named), partial(_check_dense_layers, named)]
     bad = 0
     for check in checks:
@@ -201,6 +203,15 @@ def _check_activation(config: dict[str, Any]) -> None:
         value = config.get(key)
         if value is not None and value not in known:
             raise bad_value(key, value, f"known: {', '.join(known)}")
+
+
+def _check_dtype(config: dict[str, Any]) -> None:
+    given = [config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None]
+    for value in given:
+        if value not in DTYPES:
+            raise bad_value("dtype", value, f"known: {', '.join(DTYPES)}")
+    if len(given) == 2 and given[0] != given[1]:
+        raise bad_value("torch_dtype", given[1], f"dtype says {given[0]}; keep one of them")
 
 
 def _check_layer_types(config: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ def check_rope(config: dict[str, Any], family: dict[str, Any], allow: frozenset[
     if theta is not None and not is_positive(theta):
         raise bad_value("rope_theta", theta, "a positive number is needed")
     for key in ("rope_scaling", "rope_parameters"):
-        for where, values in _rope_entries(key, config.get(key), config).items():
+        for where, values in _rope_entries(key, config.get(key)).items():
             _check_rope_entry(where, values, theta, allow)
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old is not None and new is not None and _without_theta(old) != _without_theta(new):
@@ -25,7 +25,7 @@ def check_rope(config: dict[str, Any], family: dict[str, Any], allow: frozenset[
     if theta is None and new is None and not _has_base(config, family):
         raise bad_value("rope_theta", None, "it is given nowhere, and this family has no default")
     if new is not None and theta is None:
-        for where, values in _rope_entries("rope_parameters", new, config).items():
+        for where, values in _rope_entries("rope_parameters", new).items():
             if "rope_theta" not in values:
                 raise bad_value(where, values, "rope_theta is given nowhere")
 
@@ -39,13 +39,13 @@ def _has_base(config: dict[str, Any], family: dict[str, Any]) -> bool:
     return inside is not None or own is not None or bool(family.get("theta_default"))
 
 
-def _rope_entries(key: str, value: Any, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _rope_entries(key: str, value: Any) -> dict[str, dict[str, Any]]:
     """The one set of settings, or one for each layer type."""
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise bad_value(key, value, "an object is needed")
-    layer_types = {*knowledge()["common"]["layer_types"], *(config.get("layer_types") or ())}
+    layer_types = set(knowledge()["common"]["layer_types"])
     if value and set(value) <= layer_types:
         nested = {f"{key}.{k}": v for k, v in value.items() if v is not None}
         for where, entry in nested.items():
