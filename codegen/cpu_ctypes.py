@@ -21,7 +21,10 @@ LINEAR = (
     "l:out_stride i:out_dtype"
 )
 EMBEDDING = "p:ids l:tokens l:vocab l:hidden p:weight i:weight_dtype p:scale p:out i:out_dtype"
-RMS_NORM = "p:x l:x_stride i:dtype l:tokens l:hidden p:weight f:eps f:offset p:out l:out_stride"
+RMS_NORM = (
+    "p:x l:x_stride i:dtype l:tokens l:hidden p:weight f:eps f:offset p:out l:out_stride "
+    "i:centred p:bias l:weight_rows"
+)
 ATTENTION = (
     "p:q p:k p:v l:q_stride_token l:q_stride_head l:k_stride_token l:k_stride_head "
     "l:v_stride_token l:v_stride_head i:dtype p:cos p:sin l:cos_stride i:rotary_dim i:rope_style "

@@ -13,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.codegen import cpu_kernels, cxx
 
-SHIMMED = ("fused_linear", "packed_embedding", "rms_norm", "paged_attention", "keep", "moe")
+SHIMMED = ("fused_linear", "packed_embedding", "rms_norm", "layer_norm", "paged_attention")
+SHIMMED += ("keep", "moe")
 _TYPES = {
     "Tensor": "AtenTensorHandle",
     "Optional[Tensor]": "AtenTensorHandle*",

@@ -24,7 +24,7 @@ from sitsc.passes.fxutil import (
 
 _WHOLE = {"packed_embedding": ("ids",)}
 _EVEN = {"fused_linear": ("x", "residual"), "moe": ("x", "logits")}
-_DENSE = {"rms_norm": ("x",), "paged_attention": ("q", "k", "v")}
+_DENSE = {"rms_norm": ("x",), "layer_norm": ("x",), "paged_attention": ("q", "k", "v")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,14 @@ class FuseNorm:
     name: ClassVar[str] = "fuse_norm"
     preserves_numerics: ClassVar[bool] = True
     most_readers: int = 2
+    weightless: bool = True  # whether kernels take a norm without a weight
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
         for node in calls(graph, "rms_norm"):
             readers = list(node.users)
+            if arguments(node)["weight"] is None and not self.weightless:
+                continue
             if len(readers) <= self.most_readers and all(_takes(r, node) for r in readers):
                 norm = arguments(node)
                 for reader in readers:

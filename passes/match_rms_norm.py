@@ -77,20 +77,21 @@ def _match(node: Node) -> _Norm | None:
         return None
     mean = next((a for a in total.args if is_op(a, "mean")), None)
     eps = next((a for a in total.args[:2] if isinstance(a, (int, float))), None)
-    x = _squared(mean.args[0]) if mean is not None and _over_last(mean) else None
+    x = squared(mean.args[0]) if mean is not None and over_last(mean) else None
     if x is None or eps is None:
         return None
     product = next((u for u in node.users if is_op(u, "mul") and _same(other(u, node), x)), None)
     return None if product is None else _weighted(widened(x), product, float(eps))
 
 
-def _over_last(mean: Node) -> bool:
+def over_last(mean: Node) -> bool:
+    """Whether a mean is taken over the last dimension, which is kept."""
     args = arguments(mean)
     last = tensor(mean.args[0]).dim() - 1
     return bool(args.get("keepdim")) and list(args.get("dim") or []) in ([-1], [last])
 
 
-def _squared(square: Node) -> Node:
+def squared(square: Node) -> Node:
     """x of x², or None."""
     if is_op(square, "pow"):
         return square.args[0] if square.args[1] == 2 else None
@@ -104,12 +105,12 @@ def _same(value: Node, x: Node) -> bool:
 
 def _weighted(x: Node, product: Node, eps: float) -> _Norm:
     """Walk over casts to the multiplication by the weight, if there is one."""
-    end = _through_casts(product)
+    end = through_casts(product)
     user = next(iter(end.users)) if len(end.users) == 1 else None
     factor = other(user, end) if is_op(user, "mul") else None
     weight, offset = (widened(factor), 0.0) if _is_parameter(factor) else _one_plus(factor)
     if weight is not None and [*map(str, tensor(weight).shape)] == [str(tensor(x).shape[-1])]:
-        return _Norm(x, weight, eps, offset, _through_casts(user))
+        return _Norm(x, weight, eps, offset, through_casts(user))
     return _Norm(x, None, eps, 0.0, end)
 
 
@@ -123,7 +124,8 @@ def _one_plus(factor: Node) -> tuple[Node, float]:
     return None, 0.0
 
 
-def _through_casts(node: Node) -> Node:
+def through_casts(node: Node) -> Node:
+    """The last of the casts that alone read a value."""
     while len(node.users) == 1:
         user = next(iter(node.users))
         if not is_op(user, *_CASTS):

@@ -59,7 +59,7 @@ class PageAttention:
             return
         groups: dict[KvLayout, list[Node]] = {}
         for node in found:
-            groups.setdefault(_layout(node), []).append(node)
+            groups.setdefault(_layout(node, context), []).append(node)
         inputs = _batch_inputs(graph, found[0])
         for index, (layout, nodes) in enumerate(groups.items()):
             pool = _pool(graph, index, layout, len(nodes), context)
@@ -67,13 +67,14 @@ class PageAttention:
                 _lower(graph, node, (pool, *inputs, place, context.page_tokens))
 
 
-def _layout(node: Node) -> KvLayout:
+def _layout(node: Node, context: PassContext) -> KvLayout:
     keys, values = (tensor(arguments(node)[key]) for key in ("k", "v"))
-    if keys.shape[3] != values.shape[3]:
+    narrower = values.shape[3] < keys.shape[3] and context.target == "cpu"
+    if keys.shape[3] != values.shape[3] and not narrower:
         raise UnsupportedModelError(
             f"keys of {keys.shape[3]} and values of {values.shape[3]} elements a head",
             where=module_path(node),
-            hint="only attention whose keys and values have one head size can be paged",
+            hint="the target cpu takes values that are narrower than keys, others do not",
         )
     return KvLayout(int(keys.shape[1]), int(keys.shape[3]))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from sitsc.core.plan import (
+    UNMATCHED,
     Argument,
     KernelRow,
     KvGroup,
@@ -22,8 +23,9 @@ from sitsc.core.printer import symbol_names, target_name
 from sitsc.core.weights import dtype_name
 from sitsc.passes.cost import Sizes, cost_of, predict_us
 from sitsc.passes.fxutil import arguments, is_op, layer_of, module_path, tensor, weight_of
+from sitsc.passes.unmatched import unmatched_kind
 
-KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "paged_attention", "moe")
+KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "layer_norm", "paged_attention", "moe")
 PACKAGE_GROUP = "step"
 _TYPICAL_CONTEXT = 512
 
@@ -125,7 +127,8 @@ def kernel_rows(
             continue
         layer = layer_of(node)
         ours = is_op(node, *KERNELS) or target.isa.startswith("sm_")
-        by = "kernel" if ours else "inductor"
+        kind = None if ours else unmatched_kind(node)
+        by = "kernel" if ours else f"{UNMATCHED} {kind}" if kind else "inductor"
         key = (
             _label(node),
             target_name(node),

@@ -22,6 +22,7 @@ from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.experts_lint import num_experts
+from sitsc.frontend.longrope import longrope_switch
 from sitsc.frontend.onnx_checkpoint import check_context
 from sitsc.frontend.onnx_trace import num_positions, trace_onnx
 from sitsc.frontend.shrink import tiny_config
@@ -84,6 +85,14 @@ def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
             f"--max-context {options.max_context} is beyond the model's {longest} positions",
             hint=f"give {longest} at most",
         )
+    switch = longrope_switch(config)
+    if switch is not None and options.max_context > switch:
+        raise OptionError(
+            f"--max-context {options.max_context} is beyond position {switch}, where longrope "
+            "changes the factors of the whole sequence",
+            hint=f"give {switch} at most: keys already kept cannot be rotated again",
+        )
+    longest = min(longest, switch or longest)
     width = int(config["vocab_size"])
     tokens = Tokens(
         vocab_size=min(width, _vocabulary(tokenizer.tokenizer_json) or width),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from sitsc.commands.output import bytes_text, count_text, table_lines
 from sitsc.core.errors import OptionError
-from sitsc.core.plan import PLAIN, Argument, Plan, Regime
+from sitsc.core.plan import PLAIN, UNMATCHED, Argument, Plan, Regime
 
 _LABEL_WIDTH = 10
 
@@ -90,6 +90,21 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
             f" prefill {spaced(schedule.prefill_buckets)}; {steps}",
         ),
         ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+        *_unmatched(plan),
+    ]
+
+
+def _unmatched(plan: Plan) -> list[tuple[str, str]]:
+    """A line for each kind of layer that runs as operators of aten, and in which layers."""
+    found: dict[str, dict[str, None]] = {}
+    for row in (row for regime in plan.regimes[:1] for row in regime.kernels):
+        word, _, kind = row.by.partition(" ")
+        if word == UNMATCHED:
+            place = f"{row.name} of {row.layer_class} ({row.op} × {row.count})"
+            found.setdefault(kind, {})[place] = None
+    return [
+        (UNMATCHED, f"{kind}, slower than by a kernel: {', '.join(places)}")
+        for kind, places in sorted(found.items())
     ]
 
 
@@ -106,6 +121,7 @@ def _plain_facts(plan: Plan) -> list[tuple[str, str]]:
         ("target", f"{plan.target.name}, {plan.target.isa}, {plan.target.topology}, {threads}"),
         ("numerics", f"{numerics.dtype}, accumulation {numerics.accumulate}"),
         ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+        *_unmatched(plan),
     ]
 
 

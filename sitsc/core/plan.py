@@ -16,6 +16,7 @@ from sitsc.core.weights import WeightSpec
 
 SCHEMA = 1
 PLAIN = "plain"
+UNMATCHED = "unmatched"  # before the kind, in KernelRow.by: operators that no matcher knew
 PLACE_GROUP = "place"  # launched only before a step with tokens that the host does not know
 
 

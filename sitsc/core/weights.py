@@ -43,7 +43,8 @@ class TensorSlice:
     """Rows [start, stop) of dimension 0 of one checkpoint tensor.
 
     `part` says what of them is taken, in words: "transposed" (the last two dimensions), then "even"
-    or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are.
+    or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are. "columns":
+    columns [start, stop) of a matrix instead, each a row of ours.
     """
 
     tensor: str
@@ -94,6 +95,8 @@ class WeightSpec:
     def source_shape(self, source: TensorSlice) -> tuple[int, ...]:
         """The shape that the checkpoint tensor of a slice has at least."""
         columns, words = self.shape[1:], source.part.split()
+        if "columns" in words:
+            return (self.shape[1], source.stop)
         if len(self.shape) == 3 and "transposed" not in words:
             columns = self.shape[2:]
         doubled = 1 + ("even" in words or "odd" in words)
@@ -120,7 +123,7 @@ def materialise(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
     if spec.role == "scale":
         return _scales(spec, read)
     if spec.format == "plain":
-        parts = [_stored(spec, s.of(read(s.tensor, s.start, s.stop))) for s in spec.sources]
+        parts = [_stored(spec, _part(spec, s, s.start, s.stop, read)) for s in spec.sources]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
     return _packed(spec, read)
 
@@ -145,13 +148,23 @@ def _matrices(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
     return out
 
 
+def _part(
+    spec: WeightSpec, source: TensorSlice, start: int, stop: int, read: ReadRows
+) -> torch.Tensor:
+    """Rows [start, stop) of what a slice is taken from, or columns where it takes those."""
+    if source.part == "columns":
+        return read(source.tensor, 0, spec.shape[1])[:, start:stop].T
+    return source.of(read(source.tensor, start, stop))
+
+
 def _rows(spec: WeightSpec, read: ReadRows, start: int, stop: int) -> torch.Tensor:
     """Rows [start, stop) of the concatenated slices."""
     parts, base = [], 0
     for piece in spec.sources:
         low, high = max(start, base), min(stop, base + piece.stop - piece.start)
         if low < high:
-            parts.append(read(piece.tensor, piece.start + low - base, piece.start + high - base))
+            first, last = piece.start + low - base, piece.start + high - base
+            parts.append(_part(spec, piece, first, last, read))
         base += piece.stop - piece.start
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

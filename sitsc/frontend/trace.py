@@ -113,6 +113,13 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     return model.eval()
 
 
+def _freeze_rope(model: nn.Module) -> None:
+    """Let longrope keep the short factors that it starts with: contexts stay below its switch."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            setattr(module, "rope_type", "default")  # noqa: B010  (a name unknown to nn.Module)
+
+
 def _constants(model: Any) -> dict[str, Tensor]:
     """Values of the buffers that a checkpoint does not hold, computed from the configuration.
 
@@ -149,6 +156,7 @@ def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
     """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when that cannot be had."""
     model = build_model(config, dtype)
     constants = _constants(model)
+    _freeze_rope(model)
     try:
         program = _export(model)
     except UnsupportedModelError:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from sitsc.codegen import cpu_kernels, cpu_package, cpu_shims
-from sitsc.core.interpret import RandomTensors
 from sitsc.core.weights import materialise
 
 PAGE_TOKENS = 16
@@ -69,7 +68,7 @@ def load_libraries(folder: Path) -> list[ctypes.CDLL]:
 class Package:
     """A compiled graph with its weights; libraries must be loaded before."""
 
-    def __init__(self, graph: fx.Graph, weights: RandomTensors, path: Path) -> None:
+    def __init__(self, graph: fx.Graph, weights: Any, path: Path) -> None:
         cpu_package.compile_package(graph, path)
         self.loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)  # pyright: ignore[reportAttributeAccessIssue]
         nodes = graph.find_nodes(op="placeholder")

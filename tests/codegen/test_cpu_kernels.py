@@ -14,6 +14,7 @@ from torch import Tensor
 from sitsc.codegen.cpu_ctypes import CpuKernels
 from sitsc.codegen.cpu_kernels import ISAS, KernelSpec, compile_library, render, workspace_bytes
 from sitsc.core.errors import CompileError
+from sitsc.core.ops.norm import layer_norm_reference
 from sitsc.core.weight_formats import format_of, pack, pad_scale, quantize_int8
 
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
@@ -180,6 +181,27 @@ def test_rms_norm(kernels, dtype, tokens, hidden):
         assert code == 0
         guarded.check()
         assert error_of(guarded.out, rms(x[:, :hidden], weight, 1e-6, 1.0)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(
+    ("rows", "heads", "hidden"), [(1, 1, 576), (6, 3, 130), (64, 1, 77), (4, 2, 1)]
+)
+def test_layer_norm(kernels, dtype, rows, heads, hidden):
+    torch.manual_seed(hidden)
+    x = (3 + torch.randn(rows, hidden + 1)).to(dtype)
+    weight, bias = torch.randn(heads, hidden).to(dtype), torch.randn(hidden).to(dtype)
+    for given in ((None, None), (weight, None), (weight, bias)):
+        guarded = Guarded(rows, hidden, dtype)
+        code = kernels.rms_norm(
+            x=x, x_stride=hidden + 1, dtype=dtype, tokens=rows, hidden=hidden, weight=given[0],
+            weight_rows=heads, bias=given[1], eps=1e-5, centred=1, out=guarded.out,
+            out_stride=guarded.stride,
+        )  # fmt: skip
+        assert code == 0
+        guarded.check()
+        expected = layer_norm_reference(x[:, :hidden].view(-1, heads, hidden), *given, 1e-5)
+        assert error_of(guarded.out, expected.flatten(0, 1)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("w_dtype", [F32, BF16, INT8])

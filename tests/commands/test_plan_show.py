@@ -14,7 +14,7 @@ def test_the_text_has_every_section(tiny_artifact: Path, capfd):
     result = call(capfd, "plan", "show", tiny_artifact)
     assert (result.code, result.err) == (0, "")
     plan = open_artifact(tiny_artifact).plan
-    parts = ["LlamaForCausalLM: layers 2", "layer_a × 2 (layers 0-1)", "TP 1 × PP 1", "float32"]
+    parts = ["LlamaForCausalLM: layers 2", "layer_a × 1 (layers 0)", "TP 1 × PP 1", "float32"]
     parts += ["decode 1 2 4 8", plan.sha256(), plan.runs(), "self_attn.o_proj", "± 30 %"]
     parts += [str(plan.memory.arena_bytes), str(plan.memory.total_bytes), plan.kv[0].name]
     for part in parts:
@@ -57,3 +57,15 @@ def test_what_is_no_plan(tiny_artifact: Path, tmp_path: Path, capfd):
         call(capfd, *show, tmp_path / f"{name}.json").refused(2)
     (tmp_path / "cut.json").write_text((tiny_artifact / "plan.json").read_text()[:1000])
     call(capfd, *show, tmp_path / "cut.json").refused(2, "not JSON", "cut.json")
+
+
+def test_what_runs_as_operators_of_aten_is_told(tiny_artifact: Path, tmp_path: Path, capfd):
+    assert "unmatched" not in call(capfd, "plan", "show", tiny_artifact).out
+    value = json.loads((tiny_artifact / "plan.json").read_text())
+    rows = value["regimes"][0]["kernels"]
+    row = next(r for r in rows if r["layer_class"]) | {"op": "aten.rsqrt", "by": "unmatched norm"}
+    rows.append(row | {"name": "self_attn.q_norm", "count": 2})
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    lines = call(capfd, "plan", "show", tmp_path / "plan.json").out.splitlines()
+    (line,) = (line for line in lines if line.startswith("unmatched"))
+    assert "norm, slower" in line and "self_attn.q_norm of layer_a (aten.rsqrt × 2)" in line

@@ -64,6 +64,11 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ops.rms_norm.default,
         (_rand(3, 5, dtype=torch.bfloat16), _rand(5, dtype=torch.bfloat16), 1e-5, 1.0),
     ),
+    "layer_norm": (ops.layer_norm.default, (_rand(2, 3, 5), _rand(3, 5), _rand(5), 1e-5)),
+    "layer_norm bfloat16": (
+        ops.layer_norm.default,
+        (_rand(3, 10, dtype=torch.bfloat16)[:, :5], None, None, 1e-5),
+    ),
     "glu": (ops.glu.default, (_rand(2, 3, 7), _rand(2, 3, 14)[..., :7], "gelu_tanh")),
     "rope": (ops.rope.default, (_rand(1, 3, 5, 8), _rand(5, 8), _rand(5, 8), "half")),
     "partial rope of a view": (
@@ -99,6 +104,10 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "fused_linear": (ops.fused_linear.default, _linear()),
     "fused_linear residual": (ops.fused_linear.default, _linear("residual")),
+    "fused_linear activation": (
+        ops.fused_linear.default,
+        _linear("activation", activation="relu2"),
+    ),
     "fused_linear glu": (ops.fused_linear.default, _linear("glu", out_dtype="bfloat16")),
 }
 
@@ -176,6 +185,7 @@ def test_glu_is_activation_times_up(name: str):
         "gelu_tanh": F.gelu(gate, approximate="tanh"),
         "gelu_erf": F.gelu(gate),
         "relu": gate.clamp_min(0),
+        "relu2": gate.clamp_min(0) ** 2,
     }
     torch.testing.assert_close(ops.glu(gate, up, name), wanted[name] * up)
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.core.weights import materialise
+from sitsc.frontend.longrope import longrope_switch
 from sitsc.frontend.trace import trace
 from sitsc.models.presets import preset
 
@@ -51,14 +53,22 @@ def test_attention_of_its_own_is_refused():
 
 
 def test_tables_that_depend_on_the_batch_are_refused():
-    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    text = _refused(
-        model_type="phi3",
-        pad_token_id=0,
-        original_max_position_embeddings=32,
-        rope_scaling={"rope_type": "longrope", **factors},
-    )
-    assert "the model changes model.rotary_emb.inv_freq as it runs" in text
+    text = _refused(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    assert "cannot trace 'llama'" in text or "as it runs" in text
+
+
+def test_longrope_keeps_its_short_factors_up_to_its_switch():
+    changes: dict[str, Any] = {"model_type": "phi3", "pad_token_id": 0}
+    changes |= {"original_max_position_embeddings": 32}
+    factors = {"short_factor": [2.0] * 8, "long_factor": [4.0] * 8}
+    changes["rope_scaling"] = {"rope_type": "longrope", **factors}
+    config = _TINY | changes
+    assert (longrope_switch(config), longrope_switch(_TINY)) == (32, None)
+    graph = trace(config, torch.float32).graph
+    specs = [n.meta["weight"] for n in graph.nodes if "weight" in n.meta]
+    (spec,) = (spec for spec in specs if spec.name.endswith("inv_freq"))
+    inv_freq = materialise(spec, lambda name, start, stop: torch.empty(0))
+    assert float(inv_freq[0]) == 0.5  # one over the first short factor
 
 
 @pytest.mark.parametrize("kind", ["no_such_family", "t5", None])

@@ -1,5 +1,6 @@
 """Paging attention: sinks, layouts, groups, and what a page cannot hold."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from modules import CONTEXT, graph_of
 from torch import Tensor, nn
 
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import arguments, calls, tensor
 from sitsc.passes.page_attention import PageAttention
 from sitsc.passes.runner import run_passes
@@ -24,11 +26,11 @@ class Attention(nn.Module):
         return torch.ops.sitsc.attention(q, k, v, self.sinks, 0, 0.5, 0, 0.0)[0]
 
 
-def _attention(dtype: torch.dtype, dim: int) -> Any:
+def _attention(dtype: torch.dtype, dim: int, context: PassContext = CONTEXT) -> Any:
 
     q, k = (torch.randn(1, heads, 6, 8, dtype=dtype) for heads in (4, 2))
     graph = graph_of(Attention(dtype), q, k, torch.randn(1, 2, 6, dim, dtype=dtype))
-    run_passes(graph, (PageAttention(),), CONTEXT)
+    run_passes(graph, (PageAttention(),), context)
     return calls(graph.graph, "paged_attention")[0]
 
 
@@ -37,9 +39,12 @@ def test_sinks_are_read_in_float32():
     assert arguments(_attention(torch.float32, 8))["sinks"].op == "placeholder"
 
 
-def test_keys_and_values_of_different_size_cannot_be_paged():
+def test_values_wider_than_keys_cannot_be_paged_nor_narrower_ones_off_the_cpu():
+    assert tensor(_attention(torch.float32, 4)).shape[1] == 4 * 4
+    with pytest.raises(UnsupportedModelError, match="8 and values of 16 elements"):
+        _attention(torch.float32, 16)
     with pytest.raises(UnsupportedModelError, match="8 and values of 4 elements"):
-        _attention(torch.float32, 4)
+        _attention(torch.float32, 4, replace(CONTEXT, target="a100"))
 
 
 def test_layers_of_one_layout_share_a_pool():

@@ -2,7 +2,8 @@
 
 Pool of one KV group: [pages, layers, 2, kv_heads, head_dim * page_tokens]; a K page keeps
 [head_dim, page_tokens] per head (keys side by side in the fastest dimension), a V page
-[page_tokens, head_dim]. Sizes are elements, positions count from the start of the sequence.
+[page_tokens, head_dim]. Values may be narrower than keys: their page then uses the first part of
+its room. Sizes are elements, positions count from the start of the sequence.
 """
 
 import torch
@@ -73,18 +74,22 @@ def _(
 
 
 def _write_page(kv: Tensor, k: Tensor, v: Tensor, page: int, slot: int) -> None:
-    """k, v [kv_heads, dim] into one slot of a page; kv [pages, 2, kv_heads, dim * page_tokens]."""
+    """k [kv_heads, dim], v [kv_heads, width] into a slot; kv [pages, 2, kv_heads, dim * page]."""
     heads, dim = k.shape
     kv[page, 0].view(heads, dim, -1)[:, :, slot] = k.to(kv.dtype)
-    kv[page, 1].view(heads, -1, dim)[:, slot] = v.to(kv.dtype)
+    used = kv.shape[3] // dim * heads * v.shape[1]
+    kv[page, 1].view(-1)[:used].view(heads, -1, v.shape[1])[:, slot] = v.to(kv.dtype)
 
 
-def _gather(kv: Tensor, table: list[int], length: int, dim: int) -> tuple[Tensor, Tensor]:
-    """K and V [kv_heads, length, dim] of a sequence from its pages."""
-    heads = kv.shape[2]
+def _gather(
+    kv: Tensor, table: list[int], length: int, dim: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """K [kv_heads, length, dim] and V [kv_heads, length, width] of a sequence from its pages."""
+    heads, used = kv.shape[2], kv.shape[3] // dim * kv.shape[2] * width
     pages = kv[torch.tensor(table, dtype=torch.long)]
     k = pages[:, 0].view(len(table), heads, dim, -1).permute(1, 0, 3, 2).reshape(heads, -1, dim)
-    v = pages[:, 1].view(len(table), heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
+    v = pages[:, 1].reshape(len(table), -1)[:, :used].view(len(table), heads, -1, width)
+    v = v.transpose(0, 1).reshape(heads, -1, width)
     return k[:, :length], v[:, :length]
 
 
@@ -109,7 +114,8 @@ def paged_attention(
 ) -> Tensor:
     """Rotate q and k, write k and v to their pages, attend; a ragged batch of sequences.
 
-    q [tokens, heads, dim], k, v [tokens, kv_heads, dim], cos, sin [tokens, rotary_dim],
+    q [tokens, heads, dim], k and v [tokens, kv_heads, dim] (v may be narrower), cos and sin
+    [tokens, rotary_dim],
     kv [pages, layers, 2, kv_heads, dim * page_tokens] (`layer` within the group),
     block_table [sequences, pages] int32, query_start [sequences + 1] int32,
     context_lens [sequences] int32 (tokens already in the pages). Out [tokens, heads * dim].
@@ -130,7 +136,7 @@ def paged_attention(
             _write_page(pool, k[token], v[token], page, slot)
         length = before + high - low
         used = table[: -(-length // page_tokens)]
-        keys, values = _gather(pool, used, length, dim)
+        keys, values = _gather(pool, used, length, dim, v.shape[2])
         part = attend(
             q[low:high].transpose(0, 1), keys, values, before, scale, window, softcap, sinks
         )

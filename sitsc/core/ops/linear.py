@@ -1,7 +1,8 @@
 """sitsc::fused_linear: a linear layer with an optional norm before and an epilogue after it.
 
 The prologue "rms_norm" normalises x first; the epilogue "residual" adds a tensor, "glu" multiplies
-activation(gate) by up, where the weight rows are [gate; up]. Accumulation is in fp32.
+activation(gate) by up, where the weight rows are [gate; up]; "activation" applies it to the result.
+Accumulation is in fp32.
 """
 
 import torch
@@ -47,6 +48,8 @@ def fused_linear_reference(
     if epilogue == "residual":
         assert residual is not None
         y = residual.float() + y
+    elif epilogue == "activation":
+        y = ACTIVATIONS[activation](y)
     elif epilogue == "glu":
         y = ACTIVATIONS[activation](y[..., :out_features]) * y[..., out_features:]
     return y.to(DTYPES[out_dtype])

@@ -1,4 +1,4 @@
-"""sitsc::rms_norm and sitsc::glu: references of the row-wise operators."""
+"""sitsc::rms_norm, sitsc::layer_norm and sitsc::glu: references of the row-wise operators."""
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": torch.nn.functional.gelu,
     "relu": torch.nn.functional.relu,
+    "relu2": lambda x: torch.nn.functional.relu(x).square(),
 }
 
 
@@ -33,6 +34,34 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Ten
 
 @rms_norm.register_fake
 def _(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def layer_norm_reference(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) of x [..., hidden] in fp32, times weight, plus bias.
+
+    Rounded once. The weight is [hidden], or [heads, hidden] for x [..., heads, hidden].
+    """
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        normed = normed * weight.float()
+    if bias is not None:
+        normed = normed + bias.float()
+    return normed.to(x.dtype)
+
+
+@torch.library.custom_op("sitsc::layer_norm", mutates_args=())
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm over the last dimension; x [..., hidden], bias [hidden], see the reference."""
+    return layer_norm_reference(x, weight, bias, eps).clone(memory_format=torch.contiguous_format)
+
+
+@layer_norm.register_fake
+def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
