@@ -26,7 +26,7 @@ from sitsc.core.reference import reference_value
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
-from sitsc.frontend.lint import LintReport, lint_checkpoint
+from sitsc.frontend.lint import Finding, LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
 
 Progress = Callable[[str, float], None]
@@ -55,15 +55,19 @@ def compile_model(
     *,
     check: bool = False,
     dump: Path | None = None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Artifact:
-    """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done."""
+    """Compile `model` into the new folder `out`. Raises SitscError; leaves nothing half done.
+
+    `warn` is told what speaks against the model without forbidding it.
+    """
     load_target(options.target)
     with ArtifactWriter(Path(out)) as writer:
         checkpoint = open_checkpoint(model)
         if is_encoder(checkpoint):
             write_tokenizer(checkpoint, writer)
             return _compile_encoder(checkpoint, writer, options, progress, dump)
-        checkpoint = inspect(model, options)
+        checkpoint = inspect(model, options, warn)
         packer.check_options(checkpoint, options)
         key = _key(checkpoint, options)
         entry = None if check or dump else build_cache.find(key)
@@ -114,6 +118,10 @@ def lint_model(
     if checkpoint.program is not None:
         count = {"consumed": len(checkpoint.tensors)}
         return LintReport(str(checkpoint.config["model_type"]), (), count, {}, ())
+    if is_encoder(checkpoint):
+        count = {"present": len(checkpoint.tensors)}
+        remark = Finding("warning", "a text encoder: compile checks it, lint does not")
+        return LintReport(str(checkpoint.config.get("model_type")), (), count, {}, (remark,))
     return lint_checkpoint(checkpoint, frozenset(allow), dtype, read_weights=read_weights)
 
 

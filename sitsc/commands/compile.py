@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json
+from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json, remark
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
 
@@ -94,14 +94,20 @@ def compile_to(
 ) -> dict[str, Any]:
     """Compile with progress on a terminal; what came of it as plain values."""
     start = time.perf_counter()
+    warnings: list[str] = []
     _refuse_preset(model)
     with phases() as shown:
         shown.report("open", 0.0)
         from sitsc.pipeline import compile_model  # noqa: PLC0415  (imports torch: a second)
 
-        artifact = compile_model(model, out, options, shown.report, check=check, dump=dump)
+        artifact = compile_model(
+            model, out, options, shown.report, check=check, dump=dump, warn=warnings.append
+        )
         shown.end()
-    return describe(artifact, shown) | {"seconds": round(time.perf_counter() - start, 3)}
+    for text in warnings:
+        remark(f"warning: {text}")
+    seconds = round(time.perf_counter() - start, 3)
+    return describe(artifact, shown) | {"warnings": warnings, "seconds": seconds}
 
 
 def _refuse_preset(model: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from sitsc.commands.output import Json, print_json, table_lines
 
 if TYPE_CHECKING:
-    from sitsc.frontend.lint import LintReport
+    from sitsc.pipeline import LintReport
 
 
 def lint(
