@@ -305,6 +305,12 @@ def test_masks_and_groups_that_are_understood(window: int, repeat: str):
     check_steps(module, traced, PassContext("float32", "none", "float32", 16, "cpu"))
 
 
+def test_bfloat16_is_checked_too():
+    module = make("learned").to(torch.bfloat16).eval()
+    traced = trace_decoder(module, None, 0)
+    check_steps(module, traced, PassContext("bfloat16", "none", "bfloat16", 16, "cpu"))
+
+
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "context": ({"max_context": 65}, "max_context=65 is beyond the module's 64 positions"),
     "dtype": ({"dtype": "bfloat16"}, "the weights are float32"),
