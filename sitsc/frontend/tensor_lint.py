@@ -126,6 +126,15 @@ def _name_problems(
     missing = sorted(set(shapes) - set(tensors))
     unexpected = sorted(set(tensors) - set(shapes) - set(rules))
     problems: list[SitscError] = []
+    if missing and all(n.partition(".")[2] in unexpected for n in missing):
+        prefix = missing[0].partition(".")[0]
+        return [
+            _bad(
+                f"the names of all tensors lack the prefix {prefix!r}",
+                "an old checkpoint: load it with transformers once and save it with "
+                "model.save_pretrained(folder)",
+            )
+        ]
     head = next((n for n in missing if n in HEADS), None)
     if head is not None:
         missing.remove(head)

@@ -8,7 +8,9 @@ import pytest
 
 from sitsc.core.errors import ConfigError
 from sitsc.frontend.config_knowledge import family_of, knowledge, use_of
-from sitsc.frontend.config_lint import lint_config, supported_models
+from sitsc.frontend.config_lint import lint_config, lint_tensors, supported_models
+from sitsc.frontend.model_tensors import model_shapes
+from tests.frontend.test_config_lint import infos
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3") + (
     "gpt2",
@@ -89,3 +91,18 @@ def test_values_that_switch_to_other_code_are_errors(family: str):
     for key, value in (("add_cross_attention", True), ("is_encoder_decoder", True)):
         with pytest.raises(ConfigError, match=key):
             lint_config(config_of(family) | {key: value})
+
+
+def test_a_checkpoint_of_gpt2_as_first_published():
+    """Names without the module's prefix and saved mask buffers."""
+    config = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    config |= {"n_positions": 64, "n_ctx": 64, "bos_token_id": None, "eos_token_id": None}
+    lint_config(config)
+    shapes, tied = model_shapes(config)
+    assert tied == {"lm_head.weight": "transformer.wte.weight"}
+    masks = {"transformer.h.0.attn.bias": (1, 1, 64, 64), "transformer.h.0.attn.masked_bias": ()}
+    result = lint_tensors(config, infos(shapes | masks, "F32"))
+    assert set(result.rules.values()) == {"causal_mask_buffer"} and len(result.ignored) == 2
+    short = {name.removeprefix("transformer."): shape for name, shape in (shapes | masks).items()}
+    with pytest.raises(ConfigError, match=r"lack the prefix 'transformer'.*save_pretrained"):
+        lint_tensors(config, infos(short, "F32"))
