@@ -58,8 +58,9 @@ class _Selection:
         """The selected rows of an argument of `user`; what has no rows stays."""
         if value in self.made or not self._has_rows(value):
             return self.made.get(value, value)
-        args = (value, self.rows)
-        self.made[value] = call(self.graph, self.index.target, args, user)
+        flat = tensor(value).dim() == len(self.rows) if len(self.rows) > 1 else False
+        rows = self.rows[1:] if flat else self.rows
+        self.made[value] = call(self.graph, self.index.target, (value, rows), user)
         return self.made[value]
 
     def _only_needed_here(self) -> set[Node]:
@@ -69,12 +70,29 @@ class _Selection:
             users: Any = node.users
             if not users or not all(user in found or user is self.index for user in users):
                 continue
-            if _is_row_wise(node) and self._has_rows(node):
+            if _is_row_wise(node) and self._has_rows(node) and self._reads_rows(node):
                 found.add(node)
-        return found
+        return found - {
+            node for node in found if is_op(node, "reshape") and self._first(node, found)
+        }
+
+    @staticmethod
+    def _first(node: Node, inside: set[Node]) -> bool:
+        """Whether a view is of something outside: taking rows before it saves nothing."""
+        source = node.args[0]
+        while is_op(source, "reshape") and source in inside:
+            source = source.args[0]
+        return source not in inside
+
+    def _reads_rows(self, node: Node) -> bool:
+        """Whether every argument has the rows, or is the same for all of them."""
+        return all(self._has_rows(value) or _is_fixed(value) for value in node.all_input_nodes)
 
     def _has_rows(self, node: Node) -> bool:
-        """Whether the leading dimensions of a value are those that the index selects from."""
+        """Whether the leading dimensions of a value are those that the index selects from.
+
+        A leading dimension of 1 may be missing.
+        """
         if node.meta.get("weight") is not None:
             return False
         value = node.meta.get("val")
@@ -82,14 +100,28 @@ class _Selection:
         return bool(parts) and all(self._rows_first(part) for part in parts)
 
     def _rows_first(self, part: Any) -> bool:
-        sizes = [str(size) for size in getattr(part, "shape", ())]
-        return len(sizes) > len(self.rows) and sizes[: len(self.rows)] == self.prefix
+        sizes, count = [str(size) for size in getattr(part, "shape", ())], len(self.rows)
+        if len(sizes) == count and count > 1 and self.prefix[0] == "1":
+            return sizes[:-1] == self.prefix[1:]
+        return len(sizes) == count + 1 and sizes[:count] == self.prefix
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether a value has nothing to do with the tokens of a step."""
+    if node.meta.get("weight") is not None:
+        return True
+    shape = getattr(node.meta.get("val"), "shape", None)
+    return shape is not None and all(str(size).isdigit() for size in shape)
 
 
 def _is_row_wise(node: Node) -> bool:
     """Whether a call computes each row from the same row of its arguments."""
     if node.target is operator.getitem or is_op(node, *_ROW_WISE):
         return True
+    if is_op(node, "reshape"):
+        source, sizes = node.args
+        same = str(tensor(source).shape[-1]) == str(tensor(node).shape[-1])
+        return same and all(isinstance(size, int) for size in sizes)
     if is_op(node, "split_with_sizes", "split", "slice"):
         values = arguments(node)
         return values["dim"] in (-1, tensor(values["self"]).dim() - 1)

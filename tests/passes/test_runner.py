@@ -69,11 +69,14 @@ class Epsilon:
             set_arguments(node, eps=1e-2)
 
 
+UP_TO_NORMS = FUSED[: 1 + [each.name for each in FUSED].index("match_rms_norm")]
+
+
 @pytest.mark.parametrize("wrong", [Halve(), Epsilon()])
 def test_a_pass_that_changes_results_is_named(wrong: Any, traced: Any):
     module = traced(FAMILIES["llama"], "float32")
     with pytest.raises(NumericsError, match=f"pass {wrong.name} changed results"):
-        run_passes(module, (*FUSED[:3], wrong), CONTEXT, check=True)
+        run_passes(module, (*UP_TO_NORMS, wrong), CONTEXT, check=True)
 
 
 def test_without_the_check_nothing_is_executed(traced: Any):
