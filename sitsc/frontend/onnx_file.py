@@ -7,7 +7,7 @@ Never runs, follows or allocates what the file only claims to hold.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ def open_onnx_file(root: Path, name: str) -> OnnxFile:
         raise CheckpointError(f"{name} is not an ONNX file", where=name, hint=_HINT) from error
     opset = _opset(model, name)
     _check_size(model, name)
+    if any(not isinstance(text, str) for text in _texts(model.graph)):
+        raise CheckpointError("a name in the graph is not UTF-8 text", where=name, hint=_HINT)
     tensors = {t.name: _header(path, t) for t in model.graph.initializer}
     if len(tensors) != len(model.graph.initializer) or "" in tensors:
         raise CheckpointError("two initializers have one name, or none", where=name, hint=_HINT)
@@ -161,6 +163,19 @@ def _check_size(model: Any, name: str) -> None:
             where=name,
             hint="inline them: onnx.inliner.inline_local_functions",
         )
+
+
+def _texts(graph: Any) -> Iterator[Any]:
+    """Every name in a graph; protobuf gives bytes for one that is no text."""
+    for item in (*graph.input, *graph.output, *graph.initializer):
+        yield item.name
+    for tensor in graph.initializer:
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.t.name)
 
 
 def _header(path: Path, proto: Any) -> OnnxTensor:

@@ -153,8 +153,11 @@ def reduce(call: Call) -> Any:
 
 
 def matmul(call: Call) -> Any:
-    """MatMul."""
-    return torch.matmul(call.tensor(0), call.tensor(1))
+    """MatMul. Masks of numbers widen half precision; the product is in the narrower type."""
+    a, b = call.tensor(0), call.tensor(1)
+    if a.dtype != b.dtype and call.half in (a.dtype, b.dtype):
+        a, b = a.to(call.half), b.to(call.half)
+    return torch.matmul(a, b)
 
 
 def linear(call: Call) -> Any:

@@ -4,7 +4,10 @@ In: a `Program` of a decoder, with or without past keys and values (which are fe
 operator holds them later). Out: a GraphModule over token_ids, position_ids, logit_rows and weights.
 """
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,13 +137,25 @@ def _reads_tokens(node: fx.Node) -> bool:
     return node.name == "token_ids"
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings and no logs of torch: what is wrong is told in one error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _export(model: OnnxModule) -> Any:
     tokens, rows = torch.export.Dim("tokens", min=1), torch.export.Dim("rows", min=1)
     ids = torch.zeros(24, dtype=torch.long, device="meta")
     wanted = torch.zeros(7, dtype=torch.long, device="meta")
     shapes = {"token_ids": {0: tokens}, "position_ids": {0: tokens}, "logit_rows": {0: rows}}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), _quiet():
         program = torch.export.export(
             _Step(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )

@@ -25,7 +25,7 @@ CASES = [
 ]
 
 
-class _Weights:
+class Weights:
     """Weights of a checkpoint as the interpreter of graphs reads them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -52,7 +52,7 @@ def test_an_exported_decoder_has_the_logits_of_onnxruntime(case: Case, tmp_path:
     assert _count(graph, "matmul") == _count(graph, "softmax") == 0
     assert windows == ({7} if case.family == "mistral" else {0})
     wanted = onnxruntime_logits(path, IDS)
-    weights = _Weights(checkpoint)
+    weights = Weights(checkpoint)
     one = run_graph(graph, weights, step_inputs(graph, IDS, 16))
     two = run_in_two(graph, weights, step_inputs(graph, IDS, 16), 13)
     assert relative_error(one, wanted) < 2e-6
