@@ -478,7 +478,7 @@ def test_linear_errors(kernels):
         (dict(k=0), "bad size"),
         (dict(tokens=-1), "bad size"),
         (dict(n=8, epilogue=2), "bad size"),
-        (dict(epilogue=3), "unknown option"),
+        (dict(epilogue=4), "unknown option"),
         (dict(activation=4), "unknown option"),
         (dict(prologue=2), "unknown option"),
         (dict(weight_dtype=2), "null pointer"),
