@@ -22,8 +22,8 @@ TYPES = ("bf16", "fp32")
 class Linear:
     """What is computed: out_features N, in_features K, the parts around the product.
 
-    `eps` and `offset` belong to the norm. `x_dtype` and `out_dtype` are "bf16" or "fp32": logits, or
-    a residual stream that is not rounded between layers; x is fp32 only before a norm.
+    `eps` and `offset` belong to the norm. `x_dtype` and `out_dtype` are "bf16" or "fp32": logits,
+    or a residual stream that is not rounded between layers; x is fp32 only before a norm.
     """
 
     rows: int
@@ -54,7 +54,12 @@ class Linear:
 
 def arguments(op: Linear, split: int) -> tuple[tuple[str, str], ...]:
     """Names and types of the run-time arguments that all kernels of the family begin with."""
-    names = [("x_ptr", f"*{op.x_dtype}"), ("norm_ptr", "*bf16"), ("w_ptr", "*bf16"), ("bias_ptr", "*bf16")]
+    names = [
+        ("x_ptr", f"*{op.x_dtype}"),
+        ("norm_ptr", "*bf16"),
+        ("w_ptr", "*bf16"),
+        ("bias_ptr", "*bf16"),
+    ]
     names += [("residual_ptr", f"*{op.out_dtype}"), ("y_ptr", f"*{op.out_dtype}")]
     names += [("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
     absent = set() if op.norm else {"norm_ptr"}

@@ -79,7 +79,9 @@ class Layer:
                 torch.randn(experts, hidden).to(self.dtype),
             )
         given = {"top_k": 2, "scoring": 0, "groups": 1, "group_top": 1, "normalise": 1}
-        self.route: dict[str, Any] = given | {"scaling": 1.0, "correction": None, "activation": 0} | route
+        self.route: dict[str, Any] = (
+            given | {"scaling": 1.0, "correction": None, "activation": 0} | route
+        )
 
     def run(self, x: Tensor, logits: Tensor, residual: Tensor | None) -> Tensor:
         out = torch.full((x.shape[0], self.hidden), math.nan, dtype=self.dtype)

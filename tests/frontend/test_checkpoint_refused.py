@@ -128,7 +128,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "backslash": (lambda r: write_index(r, a="..\\x"), "not a plain file name"),
     "dots": (lambda r: write_index(r, a=".."), "not a plain file name"),
     "shard no text": (change("model.safetensors.index.json", '{"weight_map": {"a": 1}}'), "plain"),
-    "tokenizer": (change("tokenizer.json", "{}"), "tokenizer.json is not laid out like a tokenizer"),
+    "tokenizer": (change("tokenizer.json", "{}"), "tokenizer.json is not laid out"),
     "tokenizer binary": (change("tokenizer.json", b"\xff"), "tokenizer.json is not valid JSON"),
     "tokenizer config": (change("tokenizer_config.json", "3"), "tokenizer_config.json"),
     "eos token a list": (change("tokenizer_config.json", '{"eos_token": []}'), "eos_token"),

@@ -334,7 +334,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on() -> None:
 @pytest.mark.parametrize("shape", [(1, WIDTH - 1), (3, WIDTH)])
 def test_logits_of_a_wrong_shape_are_a_failed_step(shape) -> None:
     made = engine()
-    made.executor.execute = lambda batch: torch.zeros(shape)
+    executor(made).execute = lambda batch: torch.zeros(shape)
     (answer,) = made.generate_batch([[5]])
     assert isinstance(answer.error, ExecutionError)
     assert is_clean(made)
