@@ -21,6 +21,7 @@ from sitsc.core.interpret import RandomTensors, relative_error, tensor_shapes
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
 from sitsc.core.weights import materialise
+from sitsc.frontend.experts import renamed
 from sitsc.passes import CUDA, CUDA_WIDE
 from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.cuda_planner import make_cuda_plan
@@ -80,8 +81,9 @@ def reference(
     ).eval()
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if name in weights.shapes:
-                tensor.copy_(weights.read(name, 0, tensor.shape[0]).bfloat16())
+            stored = name if name in weights.shapes else renamed(name, config["model_type"])
+            if stored in weights.shapes:
+                tensor.copy_(weights.read(stored, 0, tensor.shape[0]).bfloat16())
         return [model(torch.tensor([ids]), use_cache=False).logits[0].float() for ids in TOKENS]
 
 
