@@ -39,10 +39,10 @@ def test_the_plan_of_a_large_model_counts_active_experts(tmp_path: Path):
     plan = plan_checkpoint(inspect(model, options), options).plan
     assert 60e9 < plan.memory.weights_bytes < 62e9
     (one,) = (r for r in plan.regimes if r.name == "decode_1")
-    (row,) = (k for k in one.kernels if k.op == "sitsc.moe")
+    rows = [k for k in one.kernels if k.op == "sitsc.moe"]
     expert = 3 * 768 * 2048 * 2
-    assert row.count == 48 and row.by == "kernel"
-    assert 8 * expert * 48 < row.bytes < 8.1 * expert * 48
+    assert sum(row.count for row in rows) == 48 and all(row.by == "kernel" for row in rows)
+    assert 8 * expert * 48 < sum(row.bytes for row in rows) < 8.1 * expert * 48
     (many,) = (r for r in plan.regimes if r.name == "decode_8")
-    (row,) = (k for k in many.kernels if k.op == "sitsc.moe")
-    assert 50 * expert * 48 < row.bytes < 53 * expert * 48
+    nbytes = sum(k.bytes for k in many.kernels if k.op == "sitsc.moe")
+    assert 50 * expert * 48 < nbytes < 53 * expert * 48
