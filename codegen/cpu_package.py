@@ -11,9 +11,8 @@ import logging
 import os
 import re
 import tempfile
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from sitsc.core.ops.linear import fused_linear_reference
 from sitsc.core.ops.moe import experts_dense
 from sitsc.core.ops.norm import glu_reference
 from sitsc.core.ops.rope import rope_reference
+from sitsc.core.quiet import quiet
 from sitsc.core.weights import DTYPES, WeightSpec, materialise
 
 MARCH = "x86-64-v3"
@@ -150,18 +150,6 @@ def example_inputs(graph: fx.Graph) -> tuple[list[Tensor], dict[str, Any]]:
     return inputs, moving
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 def compile_package(graph: fx.Graph, out_path: Path) -> None:
     """Compile the final `graph` to `out_path` (.pt2). Raises CompileError; writes whole or not."""
     module = cpu_module(graph)
@@ -178,7 +166,7 @@ def compile_package(graph: fx.Graph, out_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out_path.parent, prefix=".pt2_") as folder:
         target = Path(folder, "step.pt2")
         try:
-            with _quiet(), torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+            with quiet(logging.WARNING), torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
                 program = torch.export.export(
                     module, tuple(inputs), strict=False, dynamic_shapes=moving
                 )

@@ -97,8 +97,7 @@ class CudaExecutor:
 
     def steps(self, regime: Regime, sizes: Sizes) -> Iterator[Step]:
         """Everything that a regime launches in a step, newly bound at these sizes, in order."""
-        groups = [group for group in regime.groups if group.name != PLACE_GROUP]
-        yield from self.bind_groups(regime, groups, sizes).steps
+        yield from self.bind_groups(regime, _step_groups(regime), sizes).steps
 
     def bind_groups(self, regime: Regime, groups: list[LaunchGroup], sizes: Sizes) -> BoundGroups:
         """Some groups of a regime, newly bound at these sizes."""
@@ -112,9 +111,8 @@ class CudaExecutor:
     def _bind(self, regime: Regime) -> BoundGroups:
         """The steps of a regime, bound once."""
         if regime.name not in self._bound:
-            groups = [group for group in regime.groups if group.name != PLACE_GROUP]
             sizes = self.full_sizes(regime)
-            self._bound[regime.name] = self.bind_groups(regime, groups, sizes)
+            self._bound[regime.name] = self.bind_groups(regime, _step_groups(regime), sizes)
         return self._bound[regime.name]
 
     def _place(self, regime: Regime, count: int) -> None:
@@ -259,6 +257,11 @@ class CudaExecutor:
         with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             regime = self._prefill(upload, batch, rows)
         return regime, max(1, len(rows))
+
+
+def _step_groups(regime: Regime) -> list[LaunchGroup]:
+    """What every step of a regime launches."""
+    return [group for group in regime.groups if group.name != PLACE_GROUP]
 
 
 def _sampled_rows(batch: StepBatch) -> list[int]:

@@ -6,7 +6,6 @@ are one. Copies no weight but vectors of up to eight values, which the compiled 
 """
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from torch._guards import detect_fake_mode
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.plain import PlainGraph, PlainOutput
+from sitsc.core.quiet import quiet
 from sitsc.core.weights import DTYPES, TensorSlice, WeightSpec, constant_spec, dtype_name
 from sitsc.frontend.bind import drop_assertions
 from sitsc.frontend.module_errors import export_error
@@ -67,24 +67,12 @@ def evaluated(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 def export(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, name: str
 ) -> Any:
     """The exported program, functional and in evaluation mode. Raises UnsupportedModelError."""
     try:
-        with evaluated(module), torch.no_grad(), _quiet():
+        with evaluated(module), torch.no_grad(), quiet(logging.ERROR):
             program = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=shapes)
             return program.run_decompositions({})
     except UnsupportedModelError:

@@ -5,9 +5,6 @@ operator holds them later). Out: a GraphModule over token_ids, position_ids, log
 """
 
 import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +12,7 @@ from torch import Tensor, fx, nn
 
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import SitscError, UnsupportedModelError
+from sitsc.core.quiet import quiet
 from sitsc.frontend.bind import STEP_INPUTS, bind, drop_assertions
 from sitsc.frontend.checkpoint_types import Checkpoint
 from sitsc.frontend.onnx_attention import is_call, replace_attention
@@ -137,25 +135,12 @@ def _reads_tokens(node: fx.Node) -> bool:
     return node.name == "token_ids"
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings and no logs of torch: what is wrong is told in one error."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
 def _export(model: OnnxModule) -> Any:
     tokens, rows = torch.export.Dim("tokens", min=1), torch.export.Dim("rows", min=1)
     ids = torch.zeros(24, dtype=torch.long, device="meta")
     wanted = torch.zeros(7, dtype=torch.long, device="meta")
     shapes = {"token_ids": {0: tokens}, "position_ids": {0: tokens}, "logit_rows": {0: rows}}
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet(logging.CRITICAL):
         program = torch.export.export(
             _Step(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )
