@@ -35,7 +35,9 @@ class CudaProvider:
         self.pdl = limits.sm >= _DEPENDENT_FROM
         self.sources: dict[str, KernelSource] = {}
 
-    def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
+    def linear(
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+    ) -> KernelInfo | None:
         """The kernel of a linear layer; None: take the library."""
         choice = choose_linear(self.table.linear, shape, tokens, self.limits.num_sms)
         if choice.kernel == "library":
@@ -43,6 +45,8 @@ class CudaProvider:
         op, tile = Linear(**shape), dict(choice.tile)
         if tile.pop("separate_norm", 0):
             op = replace(op, norm=False, x_dtype="bf16")
+        if tile.pop("parts", 0) and parts:
+            op = replace(op, epilogue="parts", out_dtype="fp32")
         if choice.kernel.startswith("gemv"):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
@@ -72,6 +76,7 @@ class CudaProvider:
             window=shape["window"],
             softcap=shape["softcap"],
             sinks=shape["sinks"],
+            row_parts=shape.get("row_parts", 0),
         )
 
     def _decode(self, heads: Heads, shape: dict[str, Any]) -> tuple[KernelInfo, ...]:
@@ -79,6 +84,7 @@ class CudaProvider:
         choice = choose_attention(self.table.attention, shape, batch, self.limits.num_sms)
         tile = dict(choice.tile)
         splits, merge = tile.pop("splits"), MERGES[tile.pop("merge")]
+        tile.pop("carveout", None)  # of the whole step
         more = {name: tile[name] for name in ("block", "share")} | {"max_splits": splits}
         source = instance("attention_decode", heads, merge=merge, pdl=self.pdl, **(tile | more))
         sums, weights = batch * heads.heads * splits * heads.head_dim, batch * heads.heads * splits

@@ -21,7 +21,8 @@ class Heads:
     """The heads of one layer, and where q, k and v stand in a row of `row` elements.
 
     `rotary_dim` dimensions are rotated; `window` and `softcap` of 0 mean none. cos and sin rows
-    have the type `angle_dtype`, "bf16" or "fp32".
+    have the type `angle_dtype`, "bf16" or "fp32". With `row_parts`, a row of a decode step is the
+    sum of so many fp32 rows [row_parts, sequences, row], otherwise it is bfloat16.
     """
 
     heads: int
@@ -35,6 +36,7 @@ class Heads:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    row_parts: int = 0
 
     def check(self) -> None:
         """Raises CompileError for heads that no template computes."""
@@ -112,7 +114,8 @@ def attention_decode(
     op.check()
     if merge not in MERGES:
         raise CompileError(f"attention knows no merge {merge!r}", hint=f"one of: {MERGES}")
-    kinds = {"row_ptr": "*bf16", "cos_ptr": f"*{op.angle_dtype}", "sin_ptr": f"*{op.angle_dtype}"}
+    kinds = {"row_ptr": "*fp32" if op.row_parts else "*bf16"}
+    kinds |= {"cos_ptr": f"*{op.angle_dtype}", "sin_ptr": f"*{op.angle_dtype}"}
     kinds |= {"sinks_ptr": "*fp32", "kv_ptr": "*bf16", "block_table_ptr": "*i32"}
     kinds |= {"context_lens_ptr": "*i32", "partial_ptr": "*fp32", "weight_ptr": "*fp32"}
     kinds |= {"counter_ptr": "*i32", "out_ptr": "*bf16", "table_width": "i32"}
@@ -143,6 +146,7 @@ def attention_decode(
         stages,
         rope=op.rope,
         merge=merge,
+        parts=op.row_parts,
         one_page=op.page_tokens % block == 0,
         **op.parameters(),
     )

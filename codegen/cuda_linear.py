@@ -2,7 +2,8 @@
 
 In: rows and columns of W, what stands before and after, a tile. Out: a `KernelSource`. W [N, K]
 and x [tokens, K] are bfloat16, row-major; before a norm x may be fp32; the residual [tokens, N] has
-the type of y; sums are fp32. For epilogue "glu" W holds 2 N rows, gates first. Never decides which
+the type of y; sums are fp32. For epilogue "glu" W holds 2 N rows, gates first; "parts" leaves the
+sums of each share of the columns, fp32 [split, tokens, N], to the next kernel. Never decides which
 tile to take.
 """
 
@@ -13,7 +14,7 @@ from sitsc.codegen.cuda_instance import make
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
-EPILOGUES = ("store", "residual", "glu")
+EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
 
@@ -45,6 +46,8 @@ class Linear:
             if value not in names:
                 hint = f"one of: {', '.join(names)}"
                 raise CompileError(f"linear kernels know no {value!r}", hint=hint)
+        if self.epilogue == "parts" and (self.norm or self.bias):
+            raise CompileError("sums in parts have no norm and no bias", hint="take them apart")
 
     @property
     def sides(self) -> int:
@@ -61,11 +64,12 @@ def arguments(op: Linear, split: int) -> tuple[tuple[str, str], ...]:
         ("bias_ptr", "*bf16"),
     ]
     names += [("residual_ptr", f"*{op.out_dtype}"), ("y_ptr", f"*{op.out_dtype}")]
-    names += [("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
+    names += [("parts_ptr", "*fp32"), ("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
     absent = set() if op.norm else {"norm_ptr"}
     absent |= set() if op.bias else {"bias_ptr"}
     absent |= set() if op.epilogue == "residual" else {"residual_ptr"}
-    absent |= set() if split > 1 else {"partial_ptr", "counter_ptr"}
+    absent |= {"y_ptr"} if op.epilogue == "parts" else {"parts_ptr"}
+    absent |= set() if split > 1 and op.epilogue != "parts" else {"partial_ptr", "counter_ptr"}
     return tuple(pair for pair in names if pair[0] not in absent)
 
 
@@ -89,6 +93,7 @@ def gemv(
     """
     if op.norm and split > 1:
         raise CompileError("a row kernel with a norm needs all columns", hint="split 1")
+    _no_parts(op)
     blocks = -(-op.columns // block_k)
     parts = -(-blocks // split)
     constants = _shape(op) | {"GROUPS": -(-op.rows // block_n), "SPLIT": split}
@@ -122,6 +127,7 @@ def gemv_walk(
     early: bool = True,
 ) -> KernelSource:
     """1-4 tokens; a program owns `block_n` rows and walks all columns."""
+    _no_parts(op)
     constants = _shape(op) | {"BLOCK_N": block_n, "BLOCK_K": block_k}
     more = _parameters(op) | {"tokens": tokens, "depth": depth}
     return make("gemv_walk", arguments(op, 1), constants, num_warps, pdl, early, **more)
@@ -170,6 +176,11 @@ def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
     tiles = -(-op.rows // size["BLOCK_N"])
     rows = op.sides * size["BLOCK_N"] + 1
     return tiles * size["SPLIT"] * rows * size["BLOCK_T"], tiles
+
+
+def _no_parts(op: Linear) -> None:
+    if op.epilogue == "parts":
+        raise CompileError("kernels for 1-4 tokens leave no sums in parts", hint="take skinny")
 
 
 def _shape(op: Linear) -> dict[str, int]:

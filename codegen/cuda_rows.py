@@ -15,21 +15,24 @@ def rms_norm(
     eps: float,
     offset: float = 0.0,
     weight: bool = True,
-    residual: bool = False,
+    parts: int = 0,
+    parts_dtype: str = "fp32",
     x_dtype: str = "bf16",
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """x [rows, columns] to bfloat16 y; `residual` adds it first and keeps the sum in sum_ptr.
+    """x [rows, columns] to bfloat16 y; with `parts`, x plus parts_ptr [parts, rows, columns].
 
-    x, residual and sum have the type `x_dtype`.
+    The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`.
     """
-    names = ["x_ptr", *(("residual_ptr", "sum_ptr") if residual else ())]
-    names += [*(("norm_ptr",) if weight else ()), "y_ptr"]
+    kinds = {"x_ptr": f"*{x_dtype}", "parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}
+    kinds |= {"norm_ptr": "*bf16", "y_ptr": "*bf16"}
+    absent = set() if parts else {"parts_ptr", "sum_ptr"}
+    absent |= set() if weight else {"norm_ptr"}
     return make(
         "rms_norm",
-        tuple((n, "*bf16" if n in ("norm_ptr", "y_ptr") else f"*{x_dtype}") for n in names),
+        tuple((name, kind) for name, kind in kinds.items() if name not in absent),
         {"H": columns, "BLOCK": power_of_two(columns)},
         num_warps,
         pdl,
@@ -37,7 +40,7 @@ def rms_norm(
         eps=eps,
         offset=offset,
         weight=weight,
-        residual=residual,
+        parts=parts,
     )
 
 
@@ -47,20 +50,29 @@ def gather(
     scale: float = 1.0,
     out_dtype: str = "bf16",
     table_dtype: str = "bf16",
+    clear: int = 0,
+    parts_dtype: str = "fp32",
     block: int = 1024,
     num_warps: int = 4,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits."""
+    """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits.
+
+    `clear` sums in parts_ptr [clear, rows, columns] become zero: the first layer adds what each
+    later one finds there.
+    """
+    kinds = {"table_ptr": f"*{table_dtype}", "ids_ptr": "*i64", "y_ptr": f"*{out_dtype}"}
+    kinds |= {"parts_ptr": f"*{parts_dtype}"} if clear else {}
     return make(
         "gather",
-        (("table_ptr", f"*{table_dtype}"), ("ids_ptr", "*i64"), ("y_ptr", f"*{out_dtype}")),
+        tuple(kinds.items()),
         {"H": columns, "BLOCK": min(block, power_of_two(columns))},
         num_warps,
         pdl,
         early,
         scale=scale,
+        clear=clear,
     )
 
 

@@ -37,10 +37,12 @@ class _Listener:
 
     asked: Asked | None
 
-    def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
+    def linear(
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+    ) -> KernelInfo | None:
         """Like the provider's."""
         self.asked = ("linear", dict(shape))
-        return self.provider.linear(shape, tokens)
+        return self.provider.linear(shape, tokens, parts=parts)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Like the provider's."""
@@ -85,18 +87,11 @@ class _ChainScheduler(CudaScheduler):
             name, number = f"{what}.{self.now}.{number}", number + 1
         return name
 
-    def _segments(self, *, apart: bool) -> Any:
-        """The segments one by one, so that the places of each are known."""
-        found = super()._segments(apart=apart)
-
-        def walk() -> Any:
-            for name, layers, nodes in found:
-                self.pending = []
-                yield name, layers, nodes
-                if self.pending:
-                    self.chain.groups.append((layers, tuple(self.pending)))
-
-        return walk()
+    def _segment(self, name: str, layers: tuple[int, ...], nodes: list[Node]) -> None:
+        self.pending = []
+        super()._segment(name, layers, nodes)
+        if self.pending:
+            self.chain.groups.append((layers, tuple(self.pending)))
 
 
 def schedule_chain(

@@ -23,6 +23,8 @@ from sitsc.passes.schedule import StepSizes
 
 Node = Any
 ALIGNMENT = 16
+# Buffers of the whole step: sums of programs for the last of them, its counters, sums for readers.
+SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32"}
 _ROUNDED = ("tokens", "rows")
 _ROWS = 8  # rows of a buffer come in multiples of this, so that what follows them is aligned
 
@@ -64,7 +66,7 @@ class LaunchBuilder:
         self.clock = 0
         self.life: dict[str, list[int]] = {}
         self.bytes: dict[str, int] = {}
-        self.scratch = {"partials": 0, "counters": 0}
+        self.scratch = dict.fromkeys(SCRATCH, 0)
         self.places: dict[Node, Any] = {}
         self.owners: dict[str, list[Node]] = {}
         self.launches: list[Launch] = []
@@ -104,18 +106,19 @@ class LaunchBuilder:
             for size in tensor(node).shape
         )
 
-    def new(self, node: Node, *, in_order: bool = False) -> Ref:
+    def new(self, node: Node, *, in_order: bool = False, parts: int = 0) -> Ref:
         """A buffer for the value of a node, alive from now to its last reader.
 
-        Rows are the outermost dimension, or dimensions stand `in_order`.
+        Rows are the outermost dimension, or dimensions stand `in_order`. With `parts` it is the
+        first of so many of fp32, whose sum is the value.
         """
         shape, rows = self.shape_of(node), None
         if not in_order:
             sizes = enumerate(tensor(node).shape)
             rows = next((dim for dim, size in sizes if not isinstance(size, int)), None)
-        dtype = dtype_name(tensor(node).dtype)
+        dtype = "float32" if parts else dtype_name(tensor(node).dtype)
         ref = Ref("arena", self.buffer_name("v"), dtype, 0, shape, packed(shape, rows))
-        self.bytes[ref.buffer] = math.prod(shape) * DTYPES[dtype].itemsize
+        self.bytes[ref.buffer] = math.prod(shape) * DTYPES[dtype].itemsize * max(1, parts)
         self.own(node, ref)
         return ref
 
@@ -247,7 +250,7 @@ class LaunchBuilder:
         for name, nbytes in self.bytes.items():
             first, last = self.life[name]
             self.out.buffers.append(ArenaBuffer(name, "uint8", (nbytes,), 0, nbytes, first, last))
-        for name, dtype in (("partials", "float32"), ("counters", "int32")):
+        for name, dtype in SCRATCH.items():
             if count := self.scratch[name]:
                 buffer = ArenaBuffer(name, dtype, (count,), 0, count * 4, 0, self.clock)
                 self.out.buffers.append(buffer)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.core.kernels import KernelInfo
 from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_elementwise import Elementwise
+from sitsc.passes.cuda_parts import PartOps, in_parts
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
 from sitsc.passes.fxutil import arguments, module_path, tensor, weight_of
@@ -13,22 +14,23 @@ Node = Any
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-class LinearOps(Elementwise):
+class LinearOps(PartOps):
     """Launches of sitsc::fused_linear."""
 
     def fused_linear(self, node: Node) -> None:
         """By the kernel that the provider gives, or by the library."""
         a = arguments(node)
-        columns = self.sizes.of(tensor(a["x"]).shape[-1])
-        tokens = self.sizes.elements(a["x"]) // columns
-        shape = self._linear_shape(node, a, columns)
-        info = self.provider.linear(shape, tokens)
+        shape, info = self.asked_for(node, parts=self.takes_parts(node))
         x = self.rows(a["x"])
         if info is None:
             self._by_library(node, a, shape, x)
             return
         if info.tile.get("separate_norm"):
             x = self._normed(node, a, x)
+        if in_parts(info):
+            bound = {"x_ptr": x, "w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}
+            self.leave_parts(node, info, bound)
+            return
         residual = None if a["residual"] is None else self.rows(a["residual"])
         out = self._output(node, a, [x])
         bound = {
@@ -41,6 +43,14 @@ class LinearOps(Elementwise):
             "num_tokens": self.count(node),
         }
         self.kernel(info, bound, node)
+
+    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
+        """The shape of a linear layer and the kernel that the provider gives for it."""
+        a = arguments(node)
+        columns = self.sizes.of(tensor(a["x"]).shape[-1])
+        tokens = self.sizes.elements(a["x"]) // columns
+        shape = self._linear_shape(node, a, columns)
+        return shape, self.provider.linear(shape, tokens, parts=parts)
 
     def _linear_shape(self, node: Node, a: dict[str, Any], columns: int) -> dict[str, Any]:
         kind = SHORT[str(tensor(a["x"]).dtype).removeprefix("torch.")]
@@ -75,10 +85,13 @@ class LinearOps(Elementwise):
         if x.dtype != "bfloat16":
             shape["x_dtype"] = SHORT[x.dtype]
         weight = self._maybe(a["norm_weight"])
+        bound = {"x_ptr": x, "norm_ptr": weight, "y_ptr": normed}
+        if (sums := self.added(x)) is not None:
+            bound |= {"x_ptr": sums.base, "parts_ptr": sums.parts, "sum_ptr": x}
+            shape |= {"parts": sums.count}
         info = self.provider.make(
             "rms_norm", **shape, weight=weight is not None, count=self.count(node)
         )
-        bound = {"x_ptr": x, "norm_ptr": weight, "y_ptr": normed}
         self.kernel(info, bound, node, counted=False)
         return normed
 

@@ -8,7 +8,7 @@ from sitsc.passes.cuda_elementwise import constant
 from sitsc.passes.cuda_experts import ExpertOps
 from sitsc.passes.cuda_linear_ops import SHORT
 from sitsc.passes.cuda_pointwise import unsupported
-from sitsc.passes.cuda_refs import Ref, packed
+from sitsc.passes.cuda_refs import Ref, packed, side_by_side
 from sitsc.passes.fxutil import arguments, is_op, layer_of, tensor
 
 Node = Any
@@ -68,11 +68,18 @@ class KernelOps(ExpertOps):
         kind = {"out_dtype": SHORT[a["dtype"]]} if a["dtype"] != "bfloat16" else {}
         if a["weight"].meta["weight"].dtype != "bfloat16" or a["scale"] is not None:
             raise unsupported(node, "for this type of table")
+        clear = self.embedded_parts(scaled)
+        kind |= {"clear": clear} if clear else {}
         info = self.provider.make(
             "gather", columns=a["hidden"], scale=scale, count=self.count(node), **kind
         )
+        out = self.new(scaled)
         bound = {"ids_ptr": self.rows(a["ids"]), "table_ptr": self.place(a["weight"])}
-        self.kernel(info, bound | {"y_ptr": self.new(scaled)}, node)
+        sums = self.clear_parts(out, clear) if clear else None
+        bound |= {"y_ptr": out} if sums is None else {"y_ptr": out, "parts_ptr": sums.parts}
+        self.kernel(info, bound, node)
+        if sums is not None:
+            self.waiting[out.buffer] = sums
 
     def rope_table(self, node: Node) -> None:
         """Cosines and sines of the step's positions."""
@@ -131,6 +138,8 @@ class KernelOps(ExpertOps):
         if a["cos"] is not None:
             shape["angle_dtype"] = SHORT[dtype_name(tensor(a["cos"]).dtype)]
         bound: dict[str, Any] = {"row_ptr": self._row(node, a)}
+        if (parts := self.row_parts.get(bound["row_ptr"].buffer)) is not None:
+            shape["row_parts"] = parts
         bound |= {f"{n}_ptr": self.rows(a[n]) for n in ("cos", "sin", "sinks") if a[n] is not None}
         bound |= {f"{n}_ptr": self.place(self._step_input(n)) for n in _BATCH}
         bound |= {"kv_ptr": self._pool(a), "out_ptr": self.new(node)}
@@ -150,7 +159,7 @@ class KernelOps(ExpertOps):
         if any(tensor(part).dtype != DTYPES["bfloat16"] for part in parts):
             raise unsupported(node, "for other types than bfloat16")
         refs = [self.resolve(part) for part in parts]
-        if not _side_by_side(refs) or not self._unread(refs, node):
+        if not side_by_side(refs) or not self._unread(refs, node):
             return self.packed_row(node, parts)
         return replace(refs[0], offset=0)
 
@@ -200,22 +209,6 @@ def _row_steps(ref: Ref, shape: Any) -> tuple[int, int, int] | None:
         return None
     size, stride = heads[0] if heads else (1, 0)
     return size, row, stride
-
-
-def _side_by_side(refs: list[Any]) -> bool:
-    """Whether q, k and v [tokens, heads, dim] fill the rows of one buffer from its start."""
-    if any(not isinstance(ref, Ref) or ref.source != "arena" for ref in refs):
-        return False
-    at, width = 0, sum(ref.shape[1] * ref.shape[2] for ref in refs)
-    for ref in refs:
-        expected = packed(ref.shape[1:], None)
-        heads_ok = ref.strides[1] == expected[0] or ref.shape[1] == 1
-        if ref.buffer != refs[0].buffer or ref.offset != at or ref.strides[0] != width:
-            return False
-        if ref.strides[2] != 1 or not heads_ok:
-            return False
-        at += ref.shape[1] * ref.shape[2]
-    return True
 
 
 def _scaled(node: Node) -> tuple[Node, float]:

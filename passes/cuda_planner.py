@@ -31,6 +31,7 @@ from sitsc.core.plan import (
 )
 from sitsc.core.printer import symbol_names
 from sitsc.passes.cost import Sizes
+from sitsc.passes.cuda_launch import SCRATCH
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
 from sitsc.passes.cuda_step import StepLaunches, step_buffers
 from sitsc.passes.layers import layer_classes
@@ -129,7 +130,7 @@ def _arena(
 ) -> tuple[Arena, list[dict[str, ArenaBuffer]]]:
     """Inputs first; then the buffers of each regime, all from the same place on."""
     base = plan_arena(inputs)
-    scratch = {b.name: b for one in made for b in one.buffers if b.name in ("partials", "counters")}
+    scratch = {b.name: b for one in made for b in one.buffers if b.name in SCRATCH}
     for one in made:
         for buffer in one.buffers:
             if buffer.name in scratch and buffer.bytes > scratch[buffer.name].bytes:

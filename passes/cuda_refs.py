@@ -106,3 +106,19 @@ def _number(arg: Any, sizes: Sizes) -> Any:
     if isinstance(arg, (list, tuple)):
         return [_number(item, sizes) for item in arg]
     return sizes.of(arg) if isinstance(arg, torch.SymInt) else arg
+
+
+def side_by_side(refs: list[Any]) -> bool:
+    """Whether q, k and v [tokens, heads, dim] fill the rows of one buffer from its start."""
+    if any(not isinstance(ref, Ref) or ref.source != "arena" for ref in refs):
+        return False
+    at, width = 0, sum(ref.shape[1] * ref.shape[2] for ref in refs)
+    for ref in refs:
+        expected = packed(ref.shape[1:], None)
+        heads_ok = ref.strides[1] == expected[0] or ref.shape[1] == 1
+        if ref.buffer != refs[0].buffer or ref.offset != at or ref.strides[0] != width:
+            return False
+        if ref.strides[2] != 1 or not heads_ok:
+            return False
+        at += ref.shape[1] * ref.shape[2]
+    return True

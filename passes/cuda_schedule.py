@@ -67,21 +67,32 @@ class CudaScheduler(KernelOps):
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self.places[node] = self.input(node)
-        for name, layers, nodes in self._segments(apart=apart):
-            begin, self.launches = self.clock, []
+        segments = self._segments(apart=apart)
+        for _, layers, _ in segments:
             self._expect(layers)
-            for node in nodes:
-                self._node(node)
-            if len(layers) > 1:
-                self._check_repeats(layers)
-                self._leave(layers)
-                self._keep_over_layers(begin)
-            if self.launches:
-                self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
+            self.following |= {ours: theirs for theirs, ours in self.carried.items()}
+        for name, layers, nodes in segments:
+            self._segment(name, layers, nodes)
         self.finish(self.graph.output_node().args[0])
         return self.out
 
     # --- layers -------------------------------------------------------------------------------
+
+    def _segment(self, name: str, layers: tuple[int, ...], nodes: list[Node]) -> None:
+        """Launches of layers of one class in a row, or of what stands before and after layers."""
+        begin, self.launches = self.clock, []
+        self._expect(layers)
+        found = self.begin_layers()
+        for node in nodes:
+            self._node(node)
+        if len(layers) > 1:
+            if not self.same_parts(found):
+                raise _CannotRepeatError
+            self._check_repeats(layers)
+            self._leave(layers)
+            self._keep_over_layers(begin)
+        if self.launches:
+            self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
 
     def _segments(self, *, apart: bool) -> list[tuple[str, tuple[int, ...], list[Node]]]:
         """Nodes before the layers, runs of layers of one class (nodes of the first), the rest."""

@@ -36,9 +36,13 @@ _UPLOAD_BYTES = 1 << 22
 def carveout(regime: Regime) -> int:
     """Percent of on-chip memory that the kernels of a regime ask for as shared memory.
 
-    All of it for tensor-core tiles; the driver's choice for one or two tokens, where kernels
-    wait in registers for their predecessor and want the cache.
+    What was measured with attention's tile. Else all of it for tensor-core tiles; the driver's
+    choice for one or two tokens, where kernels wait in registers and want the cache.
     """
+    for group in regime.groups:
+        for launch in group.launches:
+            if launch.template == "attention_decode" and "carveout" in launch.tile:
+                return launch.tile["carveout"]
     small = regime.kind == "decode" and regime.sizes["tokens"] <= _FEW_TOKENS
     return DRIVER_CARVEOUT if small else _CARVEOUT
 

@@ -162,7 +162,7 @@ class LinearCheck:
 class RmsNormCheck:
     rows: int
     columns: int
-    residual: bool = False
+    parts: int = 0
     offset: float = 0.0
     weight: bool = True
     x_dtype: str = "bf16"
@@ -171,22 +171,23 @@ class RmsNormCheck:
     def sources(self, pdl: bool) -> list[KernelSource]:
         shape = {"columns": self.columns, "eps": 1e-5, "offset": self.offset}
         shape |= {"x_dtype": self.x_dtype}
-        shape |= {"weight": self.weight, "residual": self.residual}
+        shape |= {"weight": self.weight, "parts": self.parts}
         return [instance("rms_norm", pdl=pdl, **(shape | self.tile))]
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
         (source,), make = self.sources(pdl), Inputs(device)
         kind = TYPES[self.x_dtype]
-        x, added = (make.normal(self.rows, self.columns, dtype=kind) for _ in range(2))
+        x = make.normal(self.rows, self.columns, dtype=kind)
+        added = make.normal(self.parts, self.rows, self.columns, dtype=torch.float32)
         weight = 1 + make.normal(self.columns, scale=0.1)
         total, y = make.poison(*x.shape, dtype=kind), make.poison(*x.shape)
-        values = {"x_ptr": x, "residual_ptr": added, "sum_ptr": total, "y_ptr": y}
+        values = {"x_ptr": x, "parts_ptr": added, "sum_ptr": total, "y_ptr": y}
         values |= {"norm_ptr": weight}
-        summed = x + added if self.residual else x
+        summed = (x.float() + added.sum(0)).to(kind) if self.parts else x
         want = rms_norm_reference(summed, weight if self.weight else None, 1e-5, self.offset)
         want = want.to(BF16)
         checks = [Check("y", y, want, 4e-3)]
-        checks += [Check("sum", total, summed)] if self.residual else []
+        checks += [Check("sum", total, summed, 8e-3)] if self.parts else []
         return Prepared((launch(source, Sizes(tokens=self.rows), values),), tuple(checks))
 
 

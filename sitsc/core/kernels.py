@@ -45,8 +45,14 @@ class Pointwise:
 class KernelProvider(Protocol):
     """Makes kernel instances for one target."""
 
-    def linear(self, shape: dict[str, Any], tokens: int) -> KernelInfo | None:
-        """The kernel of a linear layer for up to `tokens` tokens; None: take the library."""
+    def linear(
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+    ) -> KernelInfo | None:
+        """The kernel of a linear layer for up to `tokens` tokens; None: take the library.
+
+        With `parts`, the next kernel can add sums: where the tile says so, one with parts_ptr, fp32
+        [tile's split, tokens, rows], takes the place of y.
+        """
         ...
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:

@@ -20,6 +20,7 @@ from sitsc.core.hardware import load_target
 from sitsc.core.interpret import RandomTensors, relative_error, tensor_shapes
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
+from sitsc.core.tiles import TileEntry, TileTable
 from sitsc.core.weights import materialise
 from sitsc.frontend.experts import renamed
 from sitsc.passes import CUDA, CUDA_WIDE
@@ -45,7 +46,9 @@ def interpreter() -> Iterator[Interpreter]:
         yield started
 
 
-def make_plan(graph: fx.Graph, passes: tuple[Pass, ...] = CUDA) -> tuple[Plan, CudaProvider]:
+def make_plan(
+    graph: fx.Graph, passes: tuple[Pass, ...] = CUDA, table: TileTable | None = None
+) -> tuple[Plan, CudaProvider]:
     """The plan of a traced graph; decode buckets 1, 2, 4, prefill 64 and, by the library, 68."""
     context = PassContext("bfloat16", "none", "bfloat16", PAGE, "a100")
     for each in passes:
@@ -54,6 +57,7 @@ def make_plan(graph: fx.Graph, passes: tuple[Pass, ...] = CUDA) -> tuple[Plan, C
     data = load_target("a100")
     assert data.cuda is not None
     provider = CudaProvider("a100", replace(data.cuda, num_sms=FEW))
+    provider.table = table or provider.table
     options = CompileOptions(
         target="a100",
         max_batch=BATCH,
@@ -184,6 +188,76 @@ def test_a_wide_residual_stream_is_float32_in_every_sum(traced: Any, interpreter
     for logits, rows in zip(found, steps.rows, strict=True):
         expected = torch.stack([wanted[s][at] for s, at in rows])
         assert relative_error(logits[: len(rows)], expected) < allowed
+
+
+_APART = {"block_t": 64, "block_n": 16, "block_k": 16, "stages": 2, "num_warps": 4, "early": 0}
+# rows, columns, norm, epilogue, dtype, split and whether the sums may stay in parts
+_IN_PARTS = (
+    (128, 48, True, "store", "bf16", 2, 1),
+    (48, 64, False, "residual", "bf16", 4, 1),
+    (80, 48, True, "glu", "bf16", 2, 0),
+    (48, 80, False, "residual", "bf16", 2, 1),
+    (VOCABULARY, 48, True, "store", "fp32", 1, 0),
+)
+
+
+def parts_table(*, head_apart: bool = True) -> TileTable:
+    """Tiles for llama's layers that leave sums in parts; the last norm has a kernel or not."""
+    entries = []
+    for rows, columns, norm, epilogue, dtype, split, parts in _IN_PARTS:
+        tile = _APART | {"split": split, "parts": parts}
+        if norm and (head_apart or dtype == "bf16"):
+            tile |= {"separate_norm": 1}
+        shape = (rows, columns, norm, epilogue, dtype)
+        entries.append(TileEntry(*shape, 1, 64, "skinny", tile, {}))
+    return TileTable(tuple(entries))
+
+
+def launched(plan: Plan, regime: str) -> list[list[str]]:
+    """For each group of a regime, templates; those that leave or add parts are marked."""
+    found = next(r for r in plan.regimes if r.name == regime)
+    return [
+        [
+            launch.template + "+" * any(a.name == "parts_ptr" for a in launch.arguments)
+            for launch in group.launches
+        ]
+        for group in found.groups
+        if group.name not in ("place", "sample")
+    ]
+
+
+@pytest.mark.parametrize(("passes", "head_apart"), [(CUDA, False), (CUDA_WIDE, True)])
+def test_sums_in_parts_are_added_by_their_readers(
+    passes: tuple[Pass, ...], head_apart: bool, traced: Any, interpreter: Interpreter
+):
+    config = CUDA_FAMILIES["llama"] | {"num_hidden_layers": 4}
+    graph = traced(config, "bfloat16").graph
+    random = RandomTensors(tensor_shapes(graph))
+    plan, provider = make_plan(graph, passes, parts_table(head_apart=head_apart))
+    layer = ["rms_norm+", "skinny+", "attention_decode", "skinny+", "rms_norm+", "skinny", "skinny"]
+    repeated = [*layer[:-1], "skinny+"]
+    last = [*layer[:-1], "skinny+" if head_apart else "skinny"]
+    before, after = ["gather+", "rope_table"], ["rms_norm+", "skinny"] if head_apart else ["skinny"]
+    assert launched(plan, "decode_4") == [before, repeated, last, after]
+    assert len(plan.regimes[0].groups[2].layers) == 3
+    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
+    steps = script(plan, ("decode_4", "decode_2"))
+    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
+    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
+    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
+    for logits, rows in zip(found, steps.rows, strict=True):
+        expected = torch.stack([wanted[s][at] for s, at in rows])
+        assert relative_error(logits[: len(rows)], expected) < allowed
+
+
+def test_a_kernel_that_cannot_add_parts_gets_the_sum(traced: Any):
+    """Heads that are normed before attention, and a first layer unlike those after it."""
+    config = CUDA_FAMILIES["qwen3"]
+    graph = traced(config, "bfloat16").graph
+    plan, _ = make_plan(graph, CUDA, parts_table())
+    groups = launched(plan, "decode_4")
+    assert groups[1][1] == "skinny"
+    assert groups[1].count("rms_norm+") == 2
 
 
 def test_an_operator_without_a_kernel_is_refused_by_name(traced: Any):

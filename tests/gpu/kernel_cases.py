@@ -172,7 +172,7 @@ def _attention_checks() -> dict[str, KernelCheck]:
 def _row_checks() -> dict[str, KernelCheck]:
     return {
         "rms_norm": RmsNormCheck(130, 4096),
-        "rms_norm with residual": RmsNormCheck(7, 2880, residual=True, offset=1.0),
+        "rms_norm with parts": RmsNormCheck(7, 2880, parts=4, offset=1.0),
         "embedding": GatherCheck(64, VOCABULARY, 4096),
         "embedding, scaled": GatherCheck(3, 1000, 2304, scale=48.0),
         "rope table": RopeTableCheck((0, 1, 8191, 131071, 1048575, 77), 128),

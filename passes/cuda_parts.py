@@ -1,0 +1,167 @@
+"""Sums that a linear layer leaves in parts: its reader adds them, no program waits for others.
+
+In: linear layers whose columns several programs share. A residual sum is completed by the norm that
+reads it first; the row [q | k | v] of a decode step by attention. Where the first reader cannot do
+that, the linear kernel adds its parts itself.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sitsc.core.errors import GraphError
+from sitsc.core.kernels import KernelInfo
+from sitsc.passes.cuda_elementwise import Elementwise
+from sitsc.passes.cuda_refs import Ref, packed, side_by_side, view
+from sitsc.passes.cuda_values import is_selection
+from sitsc.passes.fxutil import arguments, is_op
+
+Node = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A value that is `base` plus `count` sums `parts` [count, rows, columns] in fp32."""
+
+    base: Ref
+    parts: Ref
+    count: int
+
+    def same(self, other: "Sums") -> bool:
+        """Whether a kernel that adds these also adds those."""
+        return self.count == other.count and self.base.same_elements(other.base)
+
+
+def in_parts(info: KernelInfo | None) -> bool:
+    """Whether a kernel leaves its sums in parts."""
+    return info is not None and any(name == "parts_ptr" for name, _ in info.arguments)
+
+
+class PartOps(Elementwise):
+    """Keeps track of values that are still in parts."""
+
+    def reset(self) -> None:
+        """Forget everything that was scheduled."""
+        super().reset()
+        self.waiting: dict[str, Sums] = {}
+        self.row_parts: dict[str, int] = {}
+        self.whole: set[Node] = set()
+        self.following: dict[Node, Node] = {}
+
+    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
+        """The shape of a linear layer and the kernel that the provider gives for it."""
+        raise NotImplementedError
+
+    # --- who may ------------------------------------------------------------------------------
+
+    def takes_parts(self, node: Node) -> bool:
+        """Whether the first reader of a linear layer can add its sums."""
+        a = arguments(node)
+        if a["bias"] is not None:
+            return False
+        if a["epilogue"] == "residual":
+            return node not in self.whole and not self.waiting and self._norm_first(node)
+        return a["epilogue"] == "none" and self.step.kind == "decode" and self._only_row(node)
+
+    def _norm_first(self, node: Node) -> bool:
+        """Whether a norm with a kernel of its own reads a value before all others."""
+        readers = sorted(self.values.readers(node), key=self.values.order.__getitem__)
+        if not readers or not is_op(readers[0], "fused_linear"):
+            return False
+        a = arguments(readers[0])
+        if a["x"] is not node or a["prologue"] != "rms_norm" or a["residual"] is node:
+            return False
+        _, info = self.asked_for(readers[0], parts=False)
+        return info is None or bool(info.tile.get("separate_norm"))
+
+    def _only_row(self, node: Node) -> bool:
+        """Whether only attention reads a value: q, k and v, side by side in its rows."""
+        readers = self.values.readers(node)
+        if len(readers) != 1 or not is_op(readers[0], "paged_attention"):
+            return False
+        shape, a = self.shape_of(node), arguments(readers[0])
+        row = Ref("arena", "row", "float32", 0, shape, packed(shape, None))
+        return side_by_side([self._seen(a[name], node, row) for name in ("q", "k", "v")])
+
+    def _seen(self, value: Node, source: Node, place: Ref) -> Any:
+        """Where a view of `source` is when that is at `place`."""
+        if value is source:
+            return place
+        if not self.values.passes_through(value):
+            return None
+        before = self._seen(value.args[0], source, place)
+        return before if before is None or is_selection(value) else view(value, before, self.layout)
+
+    # --- leaving and adding -------------------------------------------------------------------
+
+    def leave_parts(self, node: Node, info: KernelInfo, bound: dict[str, Any]) -> None:
+        """Launch a linear kernel that leaves its sums, and remember who is to add them."""
+        count, residual = info.tile["split"], arguments(node)["residual"]
+        if residual is None:
+            row = self.new(node, parts=count)
+            self.row_parts[row.buffer] = count
+            self.kernel(info, bound | {"parts_ptr": row}, node)
+            return
+        base = self.rows(residual)
+        out = self.destination(node, [bound["x_ptr"]], [residual])
+        parts = self._scratch(out, count)
+        self.kernel(info, bound | {"parts_ptr": parts}, node)
+        self.waiting[out.buffer] = Sums(base, parts, count)
+
+    def added(self, x: Ref) -> Sums | None:
+        """What a norm that reads `x` has to add, once."""
+        return self.waiting.pop(x.buffer, None)
+
+    def kernel(
+        self, info: KernelInfo, bound: dict[str, Any], node: Node, *, counted: bool = True
+    ) -> None:
+        """Launch a kernel. Raises GraphError when it reads what is in parts."""
+        self._read(ref for ref in bound.values() if isinstance(ref, Ref))
+        super().kernel(info, bound, node, counted=counted)
+
+    def product(self, node: Node, x: Ref, w: Ref, y: Ref, rows: int, *, kernel: str) -> None:
+        """A product by the library. Raises GraphError when it reads what is in parts."""
+        self._read((x, y))
+        super().product(node, x, w, y, rows, kernel=kernel)
+
+    def _read(self, refs: Any) -> None:
+        for ref in refs:
+            if ref.source == "arena" and ref.buffer in self.waiting:
+                raise GraphError(f"{ref.buffer} is read in parts", hint="report the model")
+
+    def _scratch(self, out: Ref, count: int) -> Ref:
+        sums = math.prod(out.shape) * count
+        self.scratch["sums"] = max(self.scratch["sums"], sums)
+        return Ref("arena", "sums", "float32")
+
+    # --- repeated layers ----------------------------------------------------------------------
+
+    def embedded_parts(self, node: Node) -> int:
+        """How many parts the value before repeated layers has, so that all layers add as many."""
+        theirs = self.following.get(node)
+        if theirs is None or not is_op(theirs, "fused_linear") or not self._norm_first(node):
+            return 0
+        if arguments(theirs)["epilogue"] != "residual" or not self.takes_parts(theirs):
+            return 0
+        _, info = self.asked_for(theirs, parts=True)
+        return info.tile["split"] if info is not None and in_parts(info) else 0
+
+    def clear_parts(self, out: Ref, count: int) -> Sums:
+        """Parts of the value in `out` for the kernel that makes it and sets them to zero."""
+        return Sums(out, self._scratch(out, count), count)
+
+    def begin_layers(self) -> dict[str, Sums]:
+        """What the first of repeated layers has to add.
+
+        Where it finds a value whole, so must the others: their kernels add the parts themselves.
+        """
+        for theirs, ours in self.carried.items():
+            ref = self.resolve(ours)
+            if isinstance(ref, Ref) and ref.buffer not in self.waiting:
+                self.whole.add(theirs)
+        return dict(self.waiting)
+
+    def same_parts(self, before: dict[str, Sums]) -> bool:
+        """Whether a later layer finds the same to add as the first."""
+        after = self.waiting
+        return before.keys() == after.keys() and all(before[k].same(after[k]) for k in before)
