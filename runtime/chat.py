@@ -104,21 +104,62 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text. Raises `RequestError` when the template refuses the messages."""
-        values = {**self._special_tokens, **variables}
+        """The prompt text. Raises `RequestError` when the template refuses the messages.
+
+        A content is a text or a list of parts {"type": "text", "text": …}; others are refused.
+        Templates of models that also take images may read lists only: they get one if need be.
+        """
+        _check_parts(messages)
+        values = {**self._special_tokens, **variables, "documents": None, "tools": tools}
+        values["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **values,
-            )
+            text = self._template.render(messages=[dict(m) for m in messages], **values)
         except Exception as error:  # a template is foreign code: it may raise anything
-            raise RequestError(
-                f"the chat template refuses these messages: {error}",
-                hint="check the roles and their order",
-            ) from error
+            text = self._render_parts(messages, values)
+            if text is None:
+                raise RequestError(
+                    f"the chat template refuses these messages: {error}",
+                    hint="check the roles and their order",
+                ) from error
+        if not _holds(text, messages):
+            text = self._render_parts(messages, values) or text
+        return text
+
+    def _render_parts(
+        self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+    ) -> str | None:
+        """The prompt text with every content as a list of parts; None if that is no better."""
+        listed = [
+            {**m, "content": [{"type": "text", "text": m["content"]}]}
+            if isinstance(m.get("content"), str)
+            else dict(m)
+            for m in messages
+        ]
+        try:
+            text = self._template.render(messages=listed, **values)
+        except Exception:  # what it says of the messages as they are is told
+            return None
+        # A list that is written out as it is holds the text, too.
+        return text if _holds(text, messages) and "{'type'" not in text else None
+
+
+def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RequestError for an image, a sound or the like: an artifact computes text alone."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind != "text":
+                raise RequestError(
+                    f"a message holds {kind!r}: this model was compiled for text alone",
+                    hint='give content as a text, or parts {"type": "text", "text": …}',
+                )
+
+
+def _holds(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is in the prompt; templates may shorten those before."""
+    content = messages[-1].get("content") if messages else None
+    return not isinstance(content, str) or content.strip() in text
 
 
 def special_token_names(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

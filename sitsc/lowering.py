@@ -23,6 +23,7 @@ from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.experts_lint import num_experts
 from sitsc.frontend.longrope import longrope_switch
+from sitsc.frontend.nested import place_weights
 from sitsc.frontend.onnx_checkpoint import check_context
 from sitsc.frontend.onnx_trace import num_positions, trace_onnx
 from sitsc.frontend.shrink import tiny_config
@@ -123,7 +124,10 @@ def trace_checkpoint(
 ) -> fx.GraphModule:
     """The graph of a checkpoint: of its config, or of the ONNX program that it is."""
     if checkpoint.program is None:
-        return trace(checkpoint.config, dtypes.torch_dtype)
+        module = trace(checkpoint.config, dtypes.torch_dtype)
+        if checkpoint.nested is not None:
+            place_weights(module.graph, checkpoint.nested)
+        return module
     module = trace_onnx(checkpoint, dtypes.torch_dtype)
     check_context(num_positions(module.graph), options, max_context)
     return module

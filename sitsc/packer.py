@@ -77,7 +77,7 @@ def _check_duplicates(checkpoint: Checkpoint) -> None:
     """A tied weight that the file holds twice must be the same both times."""
     if checkpoint.program is not None:  # the graph reads each weight where it is
         return
-    found = lint_tensors(checkpoint.config, checkpoint.tensors)
+    found = lint_tensors(checkpoint.config, checkpoint.tensors, checkpoint.nested)
     for copy, original in found.duplicates.items():
         rows = checkpoint.tensors[copy].shape[0]
         for start in range(0, rows, _ROWS):

@@ -14,6 +14,7 @@ import torch
 from sitsc.core.errors import CheckpointError
 from sitsc.frontend.checkpoint_types import Checkpoint, Rows, TensorInfo, TokenizerFiles
 from sitsc.frontend.gguf_reader import open_gguf
+from sitsc.frontend.nested import is_nested, open_nested
 from sitsc.frontend.safe_files import file_inside, is_plain_name, read_json_object, shown
 from sitsc.frontend.safetensors_reader import TensorSpan, read_header, read_span
 from sitsc.frontend.tokenizer_files import read_tokenizer_files
@@ -82,6 +83,11 @@ def _open_folder(root: Path) -> Checkpoint:
     if (root / "generation_config.json").exists():
         generation_config = read_json_object(root, "generation_config.json")
     spans = _folder_spans(root)
+    tensors = {name: span.info for name, span in sorted(spans.items())}
+    tokenizer = read_tokenizer_files(root, config, generation_config)
+    nested = None
+    if is_nested(config):
+        config, nested = open_nested(config, tensors)
 
     def read(name: str, rows: Rows) -> torch.Tensor:
         return read_span(root / spans[name].info.file, spans[name], rows)
@@ -91,9 +97,10 @@ def _open_folder(root: Path) -> Checkpoint:
         format="safetensors",
         config=config,
         generation_config=generation_config,
-        tensors={name: span.info for name, span in sorted(spans.items())},
-        tokenizer=read_tokenizer_files(root, config, generation_config),
+        tensors=tensors,
+        tokenizer=tokenizer,
         reader=read,
+        nested=nested,
     )
 
 

@@ -47,9 +47,30 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Nested:
+    """Where the decoder lies in a model that has other parts: its config, and names in the file.
+
+    `outer` is the whole config.json, `model` stands for the prefix "model." of the decoder's own
+    names and `head` for lm_head.weight. `remarks`: what was simplified, for people.
+    """
+
+    outer: Mapping[str, Any]
+    model: str
+    head: str
+    remarks: tuple[str, ...] = ()
+
+    def name(self, own: str) -> str:
+        """The file's name of a tensor that the decoder calls `own`."""
+        if own == "lm_head.weight":
+            return self.head
+        return self.model + own.removeprefix("model.") if own.startswith("model.") else own
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened checkpoint: configs, headers of all tensors, and `read` for the bytes of one.
 
+    `config` is the decoder's own; `nested` says where it lies in a model with other parts.
     `program` is the graph of an ONNX file (`onnx_program.Program`), None for other formats.
     """
 
@@ -61,6 +82,7 @@ class Checkpoint:
     tokenizer: TokenizerFiles
     reader: Callable[[str, Rows], torch.Tensor]
     program: Any = None
+    nested: Nested | None = None
 
     @property
     def has_weights(self) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sitsc.core.errors import SitscError
-from sitsc.frontend.checkpoint_types import TensorInfo
+from sitsc.frontend.checkpoint_types import Nested, TensorInfo
 from sitsc.frontend.config_knowledge import (
     bad_value,
     canonical,
@@ -113,7 +113,9 @@ def _caught(check: partial[None]) -> Iterator[SitscError]:
         yield error
 
 
-def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> TensorLint:
+def lint_tensors(
+    config: dict[str, Any], tensors: Mapping[str, TensorInfo], nested: Nested | None = None
+) -> TensorLint:
     """Compare tensors with what the config calls for.
 
     ConfigError for a missing, unexpected or misshapen tensor; the result names those that are left
@@ -122,7 +124,7 @@ def lint_tensors(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> T
     family = family_of(config)
     named = canonical(config, family)
     result, problems = tensor_problems(
-        named, family_shapes(config, named, family, tensors), tensors
+        named, family_shapes(config, named, family, tensors), tensors, nested
     )
     for problem in problems:
         raise problem

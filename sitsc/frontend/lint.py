@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sitsc.core.errors import SitscError
-from sitsc.frontend.checkpoint_types import Checkpoint
+from sitsc.frontend.checkpoint_types import Checkpoint, Nested
 from sitsc.frontend.config_knowledge import canonical, family_of, use_of
 from sitsc.frontend.config_lint import config_problems
+from sitsc.frontend.nested import outer_problems, outer_uses
 from sitsc.frontend.range_lint import dtype_warnings, range_problems
 from sitsc.frontend.safe_files import shown
 from sitsc.frontend.tensor_lint import TensorLint, family_shapes, tensor_problems
@@ -62,9 +63,14 @@ def lint_checkpoint(
     read_weights: bool = False,
 ) -> LintReport:
     """All findings about a checkpoint; `read_weights` looks for numbers that overflow `dtype`."""
+    nested = checkpoint.nested
     keys = key_uses(checkpoint.config, allow)
     errors = list(config_problems(checkpoint.config, allow))
     warnings: list[str] = []
+    if nested is not None:
+        keys = (*_outer_uses(nested, allow), *keys)
+        errors = outer_problems(nested, allow) + errors
+        warnings += nested.remarks
     tensors, left_out = {}, {}
     if not errors:
         family = family_of(checkpoint.config)
@@ -88,6 +94,9 @@ def lint_checkpoint(
 
 def check(checkpoint: Checkpoint, allow: frozenset[str], dtype: str = "auto") -> list[str]:
     """Raise the first error of a checkpoint; its warnings. Reads headers only."""
+    nested = checkpoint.nested
+    for problem in outer_problems(nested, allow) if nested is not None else ():
+        raise problem
     for problem in config_problems(checkpoint.config, allow):
         raise problem
     family = family_of(checkpoint.config)
@@ -95,7 +104,8 @@ def check(checkpoint: Checkpoint, allow: frozenset[str], dtype: str = "auto") ->
     more, warnings = tokenizer_problems(checkpoint)
     for problem in [*errors, *more]:
         raise problem
-    return [*warnings, *dtype_warnings(checkpoint, dtype)]
+    remarks = nested.remarks if nested is not None else ()
+    return [*remarks, *warnings, *dtype_warnings(checkpoint, dtype)]
 
 
 def key_uses(config: dict[str, Any], allow: frozenset[str]) -> tuple[KeyUse, ...]:
@@ -112,6 +122,14 @@ def key_uses(config: dict[str, Any], allow: frozenset[str]) -> tuple[KeyUse, ...
     return tuple(uses)
 
 
+def _outer_uses(nested: Nested, allow: frozenset[str]) -> list[KeyUse]:
+    """The use of every key around the decoder's own."""
+    return [
+        KeyUse(key, shown(nested.outer[key]), "allowed" if key in allow else use)
+        for key, use in sorted(outer_uses(nested).items())
+    ]
+
+
 def _tensors(
     checkpoint: Checkpoint, family: dict[str, Any]
 ) -> tuple[list[SitscError], dict[str, int], dict[str, str]]:
@@ -124,7 +142,7 @@ def _tensors(
         expected = family_shapes(config, named, family, checkpoint.tensors)
     except SitscError as error:
         return [error], {}, {}
-    result, errors = tensor_problems(named, expected, checkpoint.tensors)
+    result, errors = tensor_problems(named, expected, checkpoint.tensors, checkpoint.nested)
     return errors, _counts(result, checkpoint), result.rules | result.duplicates
 
 

@@ -11,10 +11,11 @@ from functools import cache
 from typing import Any
 
 from sitsc.core.errors import ConfigError, SitscError, UnsupportedModelError
-from sitsc.frontend.checkpoint_types import TensorInfo
+from sitsc.frontend.checkpoint_types import Nested, TensorInfo
 from sitsc.frontend.config_knowledge import knowledge
 from sitsc.frontend.experts_lint import experts_shapes, is_sparse, num_experts
 from sitsc.frontend.model_tensors import model_shapes
+from sitsc.frontend.nested import ignored_part
 from sitsc.frontend.safe_files import shown
 
 Shapes = dict[str, tuple[int, ...]]
@@ -101,22 +102,34 @@ def family_record(family: Mapping[str, Any]) -> Family:
 
 
 def tensor_problems(
-    config: dict[str, Any], expected: Expected, tensors: Mapping[str, TensorInfo]
+    config: dict[str, Any],
+    expected: Expected,
+    tensors: Mapping[str, TensorInfo],
+    nested: Nested | None = None,
 ) -> tuple[TensorLint, list[SitscError]]:
-    """Check names, shapes and kinds of all tensors."""
+    """Check names, shapes and kinds of all tensors; of a nested decoder by the file's names."""
+    if nested is not None:
+        expected = _placed(expected, nested)
     shapes = dict(expected.shapes)
     duplicates = {copy: own for copy, own in expected.tied.items() if copy in tensors}
     shapes |= {copy: shapes[own] for copy, own in duplicates.items()}
     rules = {
         name: rule
         for name in sorted(set(tensors) - set(shapes))
-        if (rule := ignored_by(name, config)) is not None
+        if (rule := ignored_by(name, config) or (ignored_part(name) if nested else None))
     }
     problems = _name_problems(shapes, tensors, rules)
     for name, shape in shapes.items():
         if name in tensors:
             problems += _tensor_problems(tensors[name], shape)
     return TensorLint(duplicates, tuple(rules), rules), problems
+
+
+def _placed(expected: Expected, nested: Nested) -> Expected:
+    shapes = {nested.name(name): shape for name, shape in expected.shapes.items()}
+    return Expected(
+        shapes, {nested.name(copy): nested.name(own) for copy, own in expected.tied.items()}
+    )
 
 
 def _name_problems(
@@ -135,7 +148,7 @@ def _name_problems(
                 "model.save_pretrained(folder)",
             )
         ]
-    head = next((n for n in missing if n in HEADS), None)
+    head = next((n for n in missing if n.endswith(HEADS)), None)
     if head is not None:
         missing.remove(head)
         problems.append(

@@ -141,10 +141,15 @@ def _eos_ids(
 
 
 def _chat_template(root: Path, settings: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json: a text, or a list with a `default`."""
+    """chat_template.jinja wins over tokenizer_config.json: a text, or a list with a `default`.
+
+    Models that also take images may keep it in chat_template.json alone.
+    """
     if _exists(root, "chat_template.jinja"):
         return read_text(root, "chat_template.jinja")
     value = settings.get("chat_template")
+    if value is None:
+        value = _optional_json(root, "chat_template.json").get("chat_template")
     if isinstance(value, list):
         named = {e.get("name"): e.get("template") for e in value if isinstance(e, dict)}
         value = named.get("default")

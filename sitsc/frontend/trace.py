@@ -17,6 +17,7 @@ import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.bind import bind
 from sitsc.frontend.experts import experts, renamed, stacked_parameters
+from sitsc.frontend.masks import agreed_window, told_masks
 
 _HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states"}
 _HARMLESS |= {"output_router_logits", "return_dict", "cache_position"}
@@ -44,7 +45,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -53,19 +54,18 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface, ending in one operator a layer."""
-    _refuse_unknown(module, attention_mask, kwargs)
+    _refuse_unknown(module, kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(getattr(module, "layer_idx", 0) or 0)
+    window = agreed_window(attention_mask, int(sliding_window or 0), layer)
     out = torch.ops.sitsc.attention(
-        query, key, value, s_aux, layer, float(scale), int(sliding_window or 0), softcap or 0.0
+        query, key, value, s_aux, layer, float(scale), window, softcap or 0.0
     )
     return out, None
 
 
-def _refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
+def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
     """Raise UnsupportedModelError for attention that is more than causal attention over q, k, v."""
-    if mask is not None:
-        raise UnsupportedModelError("the model passes its own attention mask")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModelError("the model sees later tokens: only causal attention is known")
     for name, value in options.items():
@@ -145,7 +145,7 @@ def _export(model: nn.Module) -> Any:
     ids = torch.zeros(24, dtype=torch.long, device="meta")
     wanted = torch.zeros(7, dtype=torch.long, device="meta")
     shapes = {"token_ids": {0: tokens}, "position_ids": {0: tokens}, "logit_rows": {0: rows}}
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), told_masks("sitsc"):
         program = torch.export.export(
             _Decoder(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )

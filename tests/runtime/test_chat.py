@@ -134,3 +134,29 @@ def test_no_template(config) -> None:
 def test_template_that_does_not_parse() -> None:
     with pytest.raises(TokenizerError, match="cannot be parsed"):
         ChatTemplate("{% for %}")
+
+
+LISTS_ONLY = """{% for message in messages %}{{ message['role'] + ': ' }}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}
+{%- endfor %}{% endfor %}"""
+TEXT_OR_LIST = """{% for message in messages %}{% if message['content'] is string %}
+{{- message['content'] | trim }}{% else %}{% for part in message['content'] %}
+{%- if part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}
+{%- endfor %}"""
+
+
+def test_an_image_is_refused_in_one_line():
+    for kind in ("image", "image_url", "input_audio", "video"):
+        parts = [{"type": "text", "text": "What is this?"}, {"type": kind}]
+        with pytest.raises(RequestError, match=f"holds '{kind}'.*compiled for text alone"):
+            ChatTemplate(TEXT_OR_LIST).render([{"role": "user", "content": parts}])
+
+
+def test_a_template_that_reads_lists_only_does_not_lose_the_text():
+    message = [{"role": "user", "content": "What is two plus two?"}]
+    assert ChatTemplate(LISTS_ONLY).render(message) == "user: What is two plus two?"
+    assert ChatTemplate(TEXT_OR_LIST).render(message) == "What is two plus two?"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert ChatTemplate(TEXT_OR_LIST).render(parts) == "Hello"
+    # One that shortens what it is given is left alone.
+    assert ChatTemplate("{{ messages[0]['content'][:4] }}").render(message) == "What"
