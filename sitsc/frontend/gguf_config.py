@@ -7,25 +7,26 @@ config check refuses it.
 
 import math
 import re
-import struct
+from dataclasses import replace
 from typing import Any
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
 from sitsc.frontend.gguf_families import (
     FAMILIES,
+    MIXTRAL,
     ROPE_FACTORS,
     SHORT_FACTORS,
     TOP_NAMES,
     GgufFamily,
 )
 from sitsc.frontend.gguf_header import GgufHeader, GgufTensor
+from sitsc.frontend.gguf_keys import expert_keys, number_keys, pattern_keys
+from sitsc.frontend.gguf_metadata import Metadata, shortest
 from sitsc.frontend.safe_files import shown
 
 LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
-# Metadata that says nothing beyond what is read elsewhere.
-INERT = {"vocab_size", "attention.layer_norm_epsilon", "attention.value_length", "expert_count"} | {
-    "expert_used_count"
-}
+ONE_ROW = "ffn_gate_inp_shexp"  # a matrix of one row, which files may hold as a vector
+MAX_EXPERTS, MAX_TENSORS = 1 << 10, 1 << 18
 
 
 def hf_names(header: GgufHeader, family: GgufFamily) -> dict[str, GgufTensor]:
@@ -38,7 +39,15 @@ def hf_names(header: GgufHeader, family: GgufFamily) -> dict[str, GgufTensor]:
         elif name in family.factors:
             result[name] = tensor
         elif match and match[2] in family.layer_names:
+            if match[2] == ONE_ROW and len(tensor.info.shape) == 1:
+                tensor = replace(tensor, info=replace(tensor.info, shape=(1, *tensor.info.shape)))
             result[f"model.layers.{match[1]}.{family.layer_names[match[2]]}.{match[3]}"] = tensor
+        elif match and match[2] in family.experts and match[3] == "weight":
+            prefix = f"model.layers.{match[1]}.{family.experts[match[2]]}.weight"
+            for expert, part in enumerate(_apart(tensor)):
+                result[prefix.format(expert)] = part
+            if len(result) > MAX_TENSORS:
+                raise CheckpointError(f"the experts are more than {MAX_TENSORS} matrices")
         else:
             raise UnsupportedModelError(
                 f"{tensor.info.file} holds tensor {shown(name)}, which no model of architecture "
@@ -47,53 +56,24 @@ def hf_names(header: GgufHeader, family: GgufFamily) -> dict[str, GgufTensor]:
     return result
 
 
-class _Metadata:
-    """Typed access to `llama.*` keys that remembers which were used."""
-
-    def __init__(self, metadata: dict[str, Any], arch: str) -> None:
-        self.values = {
-            k.removeprefix(f"{arch}."): v for k, v in metadata.items() if k.startswith(f"{arch}.")
-        }
-        self.arch, self.used = arch, set(INERT)
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """Value of `key`; without a default its absence is an error."""
-        self.used.add(key)
-        value = self.values.get(key, default)
-        if value is None:
-            raise CheckpointError(f"metadata key {self.arch}.{key} is missing")
-        if isinstance(value, list):
-            raise UnsupportedModelError(f"{self.arch}.{key} differs from layer to layer")
-        good = type(value) is kind
-        if kind in (int, float):
-            good = good and 0 < value < 1 << 31
-        if not good:
-            raise CheckpointError(f"{self.arch}.{key} is {shown(value)}")
-        return shortest(value) if kind is float else value
-
-    def has(self, key: str) -> bool:
-        return key in self.values
-
-    def unknown(self) -> dict[str, Any]:
-        """Keys nobody asked for, under their full name."""
-        return {f"{self.arch}.{k}": v for k, v in self.values.items() if k not in self.used}
-
-
-def shortest(value: float) -> float:
-    """The decimal number a float32 was written from: 9.99999974e-06 is 1e-05."""
-    for digits in range(1, 10):
-        text = float(f"{value:.{digits}g}")
-        try:
-            if struct.pack("<f", text) == struct.pack("<f", value):
-                return text
-        except OverflowError:
-            continue
-    return value
+def _apart(tensor: GgufTensor) -> list[GgufTensor]:
+    """The matrices [out, in] of a stack of experts."""
+    info = tensor.info
+    count = info.shape[0] if len(info.shape) == 3 else 0
+    if not 0 < count <= MAX_EXPERTS or info.nbytes % count:
+        raise CheckpointError(
+            f"{info.name} {list(info.shape)} is no stack of up to {MAX_EXPERTS} experts"
+        )
+    nbytes = info.nbytes // count
+    part = replace(info, shape=info.shape[1:], nbytes=nbytes)
+    return [GgufTensor(part, tensor.offset + expert * nbytes) for expert in range(count)]
 
 
 def architecture(metadata: dict[str, Any]) -> GgufFamily:
     """The file's family; UnsupportedModelError unless it is one we read."""
     arch = metadata.get("general.architecture")
+    if arch == "llama" and metadata.get("llama.expert_count") not in (None, 0):
+        return MIXTRAL
     if not isinstance(arch, str) or arch not in FAMILIES:
         raise UnsupportedModelError(
             f"GGUF architecture {shown(arch)} is not supported",
@@ -105,9 +85,9 @@ def architecture(metadata: dict[str, Any]) -> GgufFamily:
 def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     """Config in the family's keys; `tensors` are by HF name (ties, biases, vocabulary)."""
     family = architecture(metadata)
-    m = _Metadata(metadata, family.model_type)
-    if m.values.get("expert_count") not in (None, 0):
-        raise UnsupportedModelError("mixture-of-experts models in GGUF are not supported")
+    m = Metadata(metadata, str(metadata["general.architecture"]))
+    if m.values.get("expert_count") not in (None, 0) and not family.experts:
+        raise UnsupportedModelError(f"experts in a GGUF file of architecture {m.arch}")
     hidden, heads = m.get("embedding_length", int), m.get("attention.head_count", int)
     head_dim = m.get("attention.key_length", int, hidden // heads)
     config = {
@@ -132,6 +112,9 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
     if family.window:
         config["sliding_window"] = _window(m)
     config |= _rope_scaling(m)
+    config |= number_keys(m, family, head_dim) | expert_keys(m, family)
+    if family.pattern:
+        config = pattern_keys(m, family, config)
     for key in ("bos_token_id", "eos_token_id"):
         value = metadata.get(f"tokenizer.ggml.{key}")
         if value is not None and type(value) is not int:
@@ -143,7 +126,7 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
     return config | m.unknown()
 
 
-def _rotary(m: _Metadata, head_dim: int, family: GgufFamily) -> dict[str, Any]:
+def _rotary(m: Metadata, head_dim: int, family: GgufFamily) -> dict[str, Any]:
     """`partial_rotary_factor` where the family has one; other widths are refused."""
     rotary = m.get("rope.dimension_count", int, head_dim)
     fits = rotary == head_dim or (family.partial and rotary < head_dim and rotary % 2 == 0)
@@ -154,7 +137,7 @@ def _rotary(m: _Metadata, head_dim: int, family: GgufFamily) -> dict[str, Any]:
     return {"partial_rotary_factor": rotary / head_dim} if rotary != head_dim else {}
 
 
-def _window(m: _Metadata) -> int | None:
+def _window(m: Metadata) -> int | None:
     """`sliding_window`; the converter writes 0 for none."""
     if m.values.get("attention.sliding_window") in (None, 0):
         m.used.add("attention.sliding_window")
@@ -162,7 +145,7 @@ def _window(m: _Metadata) -> int | None:
     return m.get("attention.sliding_window", int)
 
 
-def _original_context(m: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _original_context(m: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     if not m.has("rope.scaling.original_context_length"):
         return {"original_max_position_embeddings": config["max_position_embeddings"]}
     original = m.get("rope.scaling.original_context_length", int)
@@ -239,7 +222,7 @@ def llama3_scaling(factors: list[float], config: dict[str, Any]) -> dict[str, An
     return {"rope_scaling": scaling}
 
 
-def _rope_scaling(m: _Metadata) -> dict[str, Any]:
+def _rope_scaling(m: Metadata) -> dict[str, Any]:
     """`rope_scaling` for linear and YaRN; nothing for none."""
     m.used.add("rope.scaling.attn_factor")  # of longrope, compared where its factors are
     kind = m.get("rope.scaling.type", str, "none")

@@ -21,7 +21,7 @@ METADATA = {
         {"llama__attention__layer_norm_rms_epsilon": 0.0}, CheckpointError, "epsilon",
     ),
     "theta not finite": ({"llama__rope__freq_base": float("nan")}, CheckpointError, "freq_base"),
-    "experts": ({"llama__expert_count": 8}, UnsupportedModelError, "mixture-of-experts"),
+    "experts": ({"llama__expert_count": 8}, CheckpointError, "expert_used_count is missing"),
     "partial rotary": (
         {"llama__rope__dimension_count": 8}, UnsupportedModelError, "rotary width 8",
     ),
