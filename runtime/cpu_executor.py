@@ -5,19 +5,15 @@ holds the step, and calls its packages; sizes, order and bindings all come from 
 """
 
 from collections import OrderedDict
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from sitsc.core.artifact import Artifact
-from sitsc.core.env import num_threads
-from sitsc.core.errors import ExecutionError, PlanError
-from sitsc.core.plan import Argument, Launch, Package, Regime
+from sitsc.core.plan import Argument, Launch, Regime
 from sitsc.core.serving.batch import StepBatch
 from sitsc.runtime.cpu_library import CpuLibrary
 from sitsc.runtime.memory import Arena, allocate_pool
-from sitsc.runtime.package import load_package
+from sitsc.runtime.package import bind_package
 
 _MOST_BINDINGS = 256
 
@@ -31,7 +27,7 @@ class CpuExecutor:
         self.arena = Arena(self.plan.memory)
         self.pools = {g.name: allocate_pool(g, self.plan.memory.kv_pages) for g in self.plan.kv}
         self.weights = weights
-        self._packages = {p.name: self._load(artifact, p) for p in self.plan.packages}
+        self._packages = {p.name: bind_package(artifact, p, weights) for p in self.plan.packages}
         scratch = self.arena.buffer("workspace")
         self._workspace = self.arena.view("workspace", (scratch.bytes,))
         self._regimes = _by_kind(self.plan.regimes)
@@ -43,20 +39,6 @@ class CpuExecutor:
             for b in self.plan.memory.arena
             if b.dtype in ("int64", "int32")
         }
-        self._threads = -1
-
-    def _load(self, artifact: Artifact, package: Package) -> Any:
-        """A package ready to run: its code in memory, its constants the planned weights."""
-        runner = load_package(artifact.file(package.file))
-        constants = {}
-        for key in runner.get_constant_names_to_original_fqns().values():
-            if key not in package.constants:
-                raise PlanError(
-                    f"package {package.file} wants constant {key}, which the plan lacks"
-                )
-            constants[key] = self.weights[package.constants[key]]
-        runner.update_constant_buffer(constants, False, True, True)
-        return runner
 
     def execute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
         """Logits [sampled rows, width] float32, in the order of the True of `batch.sample`.
@@ -80,20 +62,9 @@ class CpuExecutor:
         return self._regimes[kind][-1]
 
     def _launch(self, launch: Launch, sizes: dict[str, int]) -> Tensor:
-        threads = int(launch.grid[0]) or num_threads() or self._default_threads()
-        if threads != self._threads:
-            torch.set_num_threads(threads)
-            self._threads = threads
+        package, threads = self._packages[launch.kernel], int(launch.grid[0])
         arguments = self._bind(launch, sizes)
-        self.library.set_workspace(self._workspace.data_ptr(), self._workspace.numel())
-        try:
-            return self._packages[launch.kernel].run(arguments)[0]
-        except RuntimeError as error:
-            why = self.library.error() or str(error).splitlines()[0]
-            raise ExecutionError(f"{launch.kernel}: {why}") from error
-
-    def _default_threads(self) -> int:
-        return max(1, torch.get_num_threads() if self._threads < 0 else self._threads)
+        return self.library.run(launch.kernel, package, arguments, self._workspace, threads)[0]
 
     def _bind(self, launch: Launch, sizes: dict[str, int]) -> list[Tensor]:
         """The tensors of a launch at these sizes; views are kept, since most steps repeat."""

@@ -1,21 +1,34 @@
-"""The CPU kernels and shims of an artifact, loaded so that packages find them.
+"""The CPU kernels and shims of an artifact, loaded so that packages find them, and how they run.
 
 Packages call kernels by global name, so a process holds one build of them: artifacts with the same
-build share it, another build is refused. Never compiles anything.
+build share it, another build is refused. Scratch memory and threads are of one call, never of the
+process. Never compiles anything.
 """
 
 import ctypes
-from typing import ClassVar
+import threading
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from sitsc.core.artifact import Artifact
-from sitsc.core.errors import ArtifactError, TargetError
+from sitsc.core.env import num_threads
+from sitsc.core.errors import ArtifactError, ExecutionError, TargetError
 
 _KERNELS, _SHIMS = "cpu/kernels.so", "cpu/shims.so"
 _NO_KERNELS = "none"
 
 
+class _Threads(threading.local):
+    """How many threads kernels get, of each thread that calls them: OpenMP keeps it so too."""
+
+    ambient = 0  # the program's own choice
+    chosen = 0  # ours
+
+
 class CpuLibrary:
-    """Kernels and shims; `error()` is the text of the last failure."""
+    """Kernels and shims, and the packages that run with them."""
 
     _in_process: ClassVar[dict[tuple[str, str], "CpuLibrary"]] = {}
 
@@ -46,7 +59,7 @@ class CpuLibrary:
             ) from error
         self._kernels.sitsc_cpu_isa.restype = ctypes.c_char_p
         self._kernels.sitsc_cpu_set_workspace.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self._workspace = (0, 0)
+        self._threads = _Threads()
         self._shims.sitsc_shim_error.restype = ctypes.c_char_p
         if self.isa == _NO_KERNELS:
             raise TargetError("this CPU lacks AVX2, which the kernels need")
@@ -56,12 +69,31 @@ class CpuLibrary:
         """The variant of the kernels that this CPU runs."""
         return self._kernels.sitsc_cpu_isa().decode()
 
-    def set_workspace(self, pointer: int, nbytes: int) -> None:
-        """Give the kernels the planned scratch memory of the plan that runs next."""
-        if self._workspace != (pointer, nbytes):
-            self._kernels.sitsc_cpu_set_workspace(pointer, nbytes)
-            self._workspace = (pointer, nbytes)
+    def run(
+        self, name: str, runner: Any, tensors: list[Tensor], scratch: Tensor | None, threads: int
+    ) -> list[Tensor]:
+        """Run a package; `threads` of 0: as SITSC_THREADS or the program says.
 
-    def error(self) -> str:
-        """The text of the last failure, empty when there was none."""
-        return self._shims.sitsc_shim_error().decode()
+        `scratch`, uint8 and aligned to 64 bytes, is what its kernels may use during this call:
+        other programs of the process bring theirs. None: memory of the calling thread that grows.
+        Raises ExecutionError with what the kernel said.
+        """
+        self._use_threads(threads or num_threads() or 0)
+        if scratch is not None:
+            self._kernels.sitsc_cpu_set_workspace(scratch.data_ptr(), scratch.numel())
+        try:
+            return runner.run(tensors)
+        except RuntimeError as error:
+            why = self._shims.sitsc_shim_error().decode() or str(error).splitlines()[0]
+            raise ExecutionError(f"{name}: {why}") from error
+        finally:
+            self._kernels.sitsc_cpu_set_workspace(None, 0)
+
+    def _use_threads(self, wanted: int) -> None:
+        """Give kernels `wanted` threads; 0: as many as there were before a plan wanted others."""
+        now, threads = torch.get_num_threads(), self._threads
+        if now != threads.chosen:
+            threads.ambient = now
+        threads.chosen = wanted or threads.ambient
+        if now != threads.chosen:
+            torch.set_num_threads(threads.chosen)

@@ -1,7 +1,7 @@
 """Loading the code of an AOTInductor package without unpacking it to a disk.
 
-In: a .pt2 file. Out: a runner of the library inside it, from a file in memory, so that start-up
-needs no temporary folder and nothing is left behind.
+In: a .pt2 file, and weights. Out: a runner of the library inside it, from a file in memory, so that
+start-up needs no temporary folder and nothing is left behind.
 """
 
 import os
@@ -10,8 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sitsc.core.errors import ArtifactError
+from sitsc.core.artifact import Artifact
+from sitsc.core.errors import ArtifactError, PlanError
+from sitsc.core.plan import Package
+
+
+def bind_package(artifact: Artifact, package: Package, weights: dict[str, Tensor]) -> Any:
+    """A package ready to run: its code in memory, its constants the planned weights.
+
+    Raises ArtifactError, and PlanError for a constant that the plan does not name.
+    """
+    runner = load_package(artifact.file(package.file))
+    constants = {}
+    for key in runner.get_constant_names_to_original_fqns().values():
+        if key not in package.constants:
+            raise PlanError(f"package {package.file} wants constant {key}, which the plan lacks")
+        constants[key] = weights[package.constants[key]]
+    runner.update_constant_buffer(constants, False, True, True)
+    return runner
 
 
 def load_package(path: Path) -> Any:

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from sitsc.core.artifact import Artifact, check_target, open_artifact
-from sitsc.core.env import num_threads
-from sitsc.core.errors import ArtifactError, ExecutionError, PlanError, RequestError
-from sitsc.core.plan import PLAIN, Argument, Launch, Package
+from sitsc.core.errors import ArtifactError, PlanError, RequestError
+from sitsc.core.plan import PLAIN, Argument, Launch
 from sitsc.core.weights import dtype_name
 from sitsc.runtime.cpu_library import CpuLibrary
 from sitsc.runtime.loader import TARGET, checked
 from sitsc.runtime.memory import read_weights
-from sitsc.runtime.package import load_package
+from sitsc.runtime.package import bind_package
 
-_TOO_SMALL = "workspace too small"
 _SIZE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)([+-]\d+)?")
 
 
@@ -36,8 +34,10 @@ class PlainModel:
         self._library = CpuLibrary.of(artifact)
         [package] = artifact.plan.packages
         self._weights = weights
-        self._runner = _load(artifact, package, weights)
-        self._workspace = _scratch(artifact.plan.memory.arena[0].bytes)
+        self._runner = bind_package(artifact, package, weights)
+        # The plan knows what fixed sizes need; with free ones the kernels' own memory grows.
+        planned = artifact.plan.memory.arena[0].bytes
+        self._workspace = None if self._bounds else _scratch(planned)
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
@@ -100,18 +100,8 @@ class PlainModel:
             raise RequestError(f"size {name} is {size}, compiled for {least} to {most}")
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
-        if threads := int(self._launch.grid[0]) or num_threads():
-            torch.set_num_threads(threads)
-        while True:
-            self._library.set_workspace(self._workspace.data_ptr(), self._workspace.numel())
-            try:
-                return self._runner.run(tensors)
-            except RuntimeError as error:
-                why = self._library.error() or str(error).splitlines()[0]
-                if _TOO_SMALL not in why:
-                    raise ExecutionError(f"{self._launch.kernel}: {why}") from error
-            # The plan holds what the examples need; nothing was changed, so it runs again.
-            self._workspace = _scratch(2 * self._workspace.numel())
+        name, threads = self._launch.kernel, int(self._launch.grid[0])
+        return self._library.run(name, self._runner, tensors, self._workspace, threads)
 
     def _structured(self, results: list[Tensor]) -> Any:
         kinds = {output.source for output in self.outputs}
@@ -144,17 +134,6 @@ def _fits(size: int, dim: int | str, sizes: dict[str, int]) -> bool:
     factor, added = int(found[1] or 1), int(found[3] or 0)
     value, rest = divmod(size - added, factor)
     return rest == 0 and sizes.setdefault(found[2], value) == value
-
-
-def _load(artifact: Artifact, package: Package, weights: dict[str, Tensor]) -> Any:
-    runner = load_package(artifact.file(package.file))
-    constants = {}
-    for key in runner.get_constant_names_to_original_fqns().values():
-        if key not in package.constants:
-            raise PlanError(f"package {package.file} wants constant {key}, which the plan lacks")
-        constants[key] = weights[package.constants[key]]
-    runner.update_constant_buffer(constants, False, True, True)
-    return runner
 
 
 def load_plain(root: Path | str, *, verify: bool = True) -> PlainModel:
