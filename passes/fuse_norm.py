@@ -20,7 +20,7 @@ class FuseNorm:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in calls(graph, "rms_norm"):
+        for node in calls(graph, "sitsc::rms_norm"):
             readers = list(node.users)
             if arguments(node)["weight"] is None and not self.weightless:
                 continue

@@ -42,11 +42,14 @@ def is_view(node: Any) -> bool:
 
 
 def is_op(value: Node, *names: str) -> bool:
-    """Whether `value` is a call of one of the operators, named without namespace and overload."""
+    """Whether `value` is a call of one of the operators, named without their overload.
+
+    A name with its namespace ("sitsc::rms_norm") tells ours from one of aten that is named alike.
+    """
     if not isinstance(value, fx.Node) or value.op != "call_function":
         return False
     schema = getattr(value.target, "_schema", None)
-    return schema is not None and schema.name.split("::")[1] in names
+    return schema is not None and (schema.name in names or schema.name.split("::")[1] in names)
 
 
 def calls(graph: fx.Graph, *names: str) -> list[Node]:

@@ -1,7 +1,8 @@
-"""Match RMS norm: from an anchor (rsqrt of mean square plus epsilon) to one sitsc::rms_norm.
+"""Match RMS norm: aten.rms_norm, or one written by hand, to one sitsc::rms_norm.
 
-Reads epsilon and the form of the weight (w or 1 + w) off the graph. A norm that does not fit stays
-as aten operators and runs slower; nothing is guessed.
+By hand: from an anchor (rsqrt of mean square plus epsilon) on. Epsilon and the form of the weight
+(w or 1 + w) are read off the graph. A norm that does not fit stays as aten operators and runs
+slower; nothing is guessed.
 """
 
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ class MatchRmsNorm:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place."""
-        for node in calls(graph, "rsqrt", "pow"):
-            found = _match(node)
+        for node in calls(graph, "rsqrt", "pow", "aten::rms_norm"):
+            found = _from_aten(node) if is_op(node, "rms_norm") else _match(node)
             if found is None or not _one_dtype(found):
                 continue
             with graph.inserting_before(found.out):
@@ -67,6 +68,16 @@ class MatchRmsNorm:
 def _one_dtype(found: _Norm) -> bool:
     dtypes = {tensor(node).dtype for node in (found.x, found.weight, found.out) if node is not None}
     return len(dtypes) == 1 and dtypes <= _DTYPES
+
+
+def _from_aten(node: Node) -> _Norm | None:
+    """The norm of an aten.rms_norm over the last dimension; no epsilon is that of the dtype."""
+    a = arguments(node)
+    weight = a["weight"]
+    if len(a["normalized_shape"]) != 1 or not (weight is None or _is_parameter(weight)):
+        return None
+    eps = torch.finfo(tensor(node).dtype).eps if a["eps"] is None else float(a["eps"])
+    return _Norm(a["input"], weight, eps, 0.0, node)
 
 
 def _match(node: Node) -> _Norm | None:

@@ -25,7 +25,8 @@ from sitsc.passes.cost import Sizes, cost_of, predict_us
 from sitsc.passes.fxutil import arguments, is_op, layer_of, module_path, tensor, weight_of
 from sitsc.passes.unmatched import unmatched_kind
 
-KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "layer_norm", "paged_attention", "moe")
+_KERNELS = ("fused_linear", "packed_embedding", "rms_norm", "layer_norm", "paged_attention", "moe")
+KERNELS = tuple(f"sitsc::{name}" for name in _KERNELS)  # of aten there is a layer_norm too
 PACKAGE_GROUP = "step"
 _TYPICAL_CONTEXT = 512
 

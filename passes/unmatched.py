@@ -6,17 +6,21 @@ rightly, but slower than by a kernel.
 
 from sitsc.passes.fxutil import Node, is_op, layer_of, tensor
 
-_NORMS = ("rsqrt", "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "var", "var_mean")
-_NORMS += ("linalg_vector_norm",)
+_NORMS = ("layer_norm", "native_layer_norm", "rms_norm", "group_norm")
+_OF_NORMS = ("rsqrt", "var", "var_mean", "linalg_vector_norm")  # in a layer; elsewhere anything
 _ACTIVATIONS = ("silu", "gelu", "relu", "erf", "sigmoid", "tanh", "mish", "softplus", "elu")
 _ACTIVATIONS += ("hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "celu", "selu")
 
 
 def unmatched_kind(node: Node) -> str | None:
     """ "norm", "rope", "activation" or "linear" where a call of aten stands for one, else None."""
-    if not _is_aten(node) or layer_of(node) is None:
+    if not _is_aten(node):
         return None
     if is_op(node, *_NORMS):
+        return "norm"
+    if layer_of(node) is None:
+        return None
+    if is_op(node, *_OF_NORMS):
         return "norm"
     if is_op(node, *_ACTIVATIONS):
         return "activation"

@@ -100,7 +100,8 @@ def _unmatched(plan: Plan) -> list[tuple[str, str]]:
     for row in (row for regime in plan.regimes[:1] for row in regime.kernels):
         word, _, kind = row.by.partition(" ")
         if word == UNMATCHED:
-            place = f"{row.name} of {row.layer_class} ({row.op} × {row.count})"
+            layers = f" of {row.layer_class}" if row.layer_class else ""
+            place = f"{row.name}{layers} ({row.op} × {row.count})"
             found.setdefault(kind, {})[place] = None
     return [
         (UNMATCHED, f"{kind}, slower than by a kernel: {', '.join(places)}")

@@ -65,7 +65,9 @@ def test_what_runs_as_operators_of_aten_is_told(tiny_artifact: Path, tmp_path: P
     rows = value["regimes"][0]["kernels"]
     row = next(r for r in rows if r["layer_class"]) | {"op": "aten.rsqrt", "by": "unmatched norm"}
     rows.append(row | {"name": "self_attn.q_norm", "count": 2})
+    rows.append(row | {"name": "head", "layer_class": "", "op": "aten.layer_norm", "count": 1})
     (tmp_path / "plan.json").write_text(json.dumps(value))
     lines = call(capfd, "plan", "show", tmp_path / "plan.json").out.splitlines()
     (line,) = (line for line in lines if line.startswith("unmatched"))
     assert "norm, slower" in line and "self_attn.q_norm of layer_a (aten.rsqrt × 2)" in line
+    assert line.endswith("head (aten.layer_norm × 1)")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from modules import names, rewritten
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ def _graph(body: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype = torch.
     torch.manual_seed(0)
     x = torch.randn(3, 7, HIDDEN, dtype=dtype)
     module = Norm(body).to(dtype)
-    return calls(rewritten(module, (x,), Canonicalise(), MatchRmsNorm()), "rms_norm")
+    return calls(rewritten(module, (x,), Canonicalise(), MatchRmsNorm()), "sitsc::rms_norm")
 
 
 SAME = {
@@ -47,10 +48,14 @@ SAME = {
     "one over root": lambda x, w: (
         w * (x * torch.reciprocal(torch.sqrt(x.pow(2).mean(-1, True) + 1e-5)))
     ),
+    "of torch": lambda x, w: F.rms_norm(x, (HIDDEN,), w, 1e-5),
+    "of torch without a weight": lambda x, w: w + F.rms_norm(x, (HIDDEN,), eps=1e-5),
     "one plus weight": lambda x, w: (x * _rms(x)) * (1.0 + w),
     "weight plus one": lambda x, w: (x * _rms(x)) * (w + 1.0),
 }
 DIFFERENT = {
+    "of torch over two dimensions": lambda x, w: F.rms_norm(x, (7, HIDDEN)) + w,
+    "of torch with a weight that is computed": lambda x, w: F.rms_norm(x, (HIDDEN,), w * x[0, 0]),
     "mean over another dimension": lambda x, w: (
         w * (x * torch.rsqrt(x.pow(2).mean(1, True) + 1e-5))
     ),
@@ -77,12 +82,17 @@ def test_every_form_is_matched(form: str):
     args = arguments(found[0])
     assert args["eps"] == pytest.approx(1e-5)
     assert args["offset"] == (1.0 if "plus" in form else 0.0)
-    assert (args["weight"] is None) == (form == "no weight")
+    assert (args["weight"] is None) == ("no weight" in form or "without a weight" in form)
 
 
 @pytest.mark.parametrize("form", DIFFERENT)
 def test_look_alikes_stay(form: str):
     assert not _graph(DIFFERENT[form])
+
+
+def test_no_epsilon_of_torch_is_that_of_the_dtype():
+    (norm,) = _graph(lambda x, w: F.rms_norm(x, (HIDDEN,), w))
+    assert arguments(norm)["eps"] == torch.finfo(torch.float32).eps
 
 
 def test_a_weight_that_does_not_start_at_one_or_nought_stays_outside():
