@@ -136,7 +136,7 @@ class CudaProvider:
             tokens = shape.pop("tokens")
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, grid(source, Sizes(tokens=tokens)), {})
-        if template == "argmax" or template.startswith("sample_"):
+        if template.startswith("sample_"):
             source = instance(template, pdl=self.pdl, **shape)
             parts = grid(source, Sizes())[1]
             return self._info(source, (count, parts), {"parts": parts})

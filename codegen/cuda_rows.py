@@ -1,4 +1,4 @@
-"""Row-wise kernels on CUDA: norm, gathers, rope table, glu, argmax, the step's next inputs.
+"""Row-wise kernels on CUDA: norm, gathers, rope table, glu, the step's next inputs.
 
 In: shapes and a tile. Out: a `KernelSource`. Rows are bfloat16 and contiguous, logits fp32; ids and
 positions int64, lengths int32. Each is small: what counts is that it starts early.
@@ -117,27 +117,6 @@ def glu(
     constants = {"H": columns, "BLOCK": min(block, power_of_two(columns))}
     names = (("x_ptr", "*bf16"), ("y_ptr", "*bf16"))
     return make("glu", names, constants, num_warps, pdl, early, activation=activation)
-
-
-def argmax(
-    *,
-    vocabulary: int,
-    parts: int = 64,
-    block: int = 2048,
-    num_warps: int = 4,
-    pdl: bool = True,
-    early: bool = True,
-) -> KernelSource:
-    """ids [rows] of logits fp32 [rows, vocabulary]; `parts` programs share a row.
-
-    best_ptr fp32 and index_ptr int32 [rows, parts] are scratch, counter_ptr int32 [rows] zero.
-    """
-    span = -(-vocabulary // parts)
-    constants = {"V": vocabulary, "PARTS": parts, "SPAN": span}
-    constants |= {"BLOCK": min(block, power_of_two(span)), "BLOCK_PARTS": power_of_two(parts)}
-    kinds = {"logits_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32"}
-    kinds |= {"counter_ptr": "*i32", "ids_ptr": "*i64"}
-    return make("argmax", tuple(kinds.items()), constants, num_warps, pdl, early)
 
 
 def advance(

@@ -1,6 +1,6 @@
 """Sampling on CUDA with every option of the CPU sampler: four kernels, a row a sequence.
 
-sample_scan, in the place of argmax, ends greedy rows; sample_count, sample_gather and sample_draw
+sample_scan ends greedy rows; sample_count, sample_gather and sample_draw
 draw for the others, and return at once for a row that is done. Between two steps nothing is needed
 from the host. Candidates and draws hang on a row's logits, options, seed and step alone.
 """
@@ -54,11 +54,14 @@ def sample_scan(
     parts: int = 32,
     bins: int = 2048,
     block: int = 1024,
+    ahead: int = 4,
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
     """The best id of every row, as the CPU sampler's greedy choice; grid (rows, parts).
+
+    `ahead` blocks are requested at once.
 
     Fields of the rows, written by the host before a row's first step (`SamplingRow`):
       logits_ptr       fp32 [rows, width]; ids from `vocabulary` on are padding
@@ -78,7 +81,7 @@ def sample_scan(
     kinds |= _LINK | {"ids_ptr": "*i64"}
     constants = _constants(vocabulary, width, parts, block)
     constants |= {"BLOCK_PARTS": power_of_two(parts), "BINS": bins, "REACH": _REACH}
-    return _make("sample_scan", kinds, constants, eos_ids, num_warps, pdl, early)
+    return _make("sample_scan", kinds, constants, eos_ids, num_warps, pdl, early, ahead=ahead)
 
 
 def sample_count(
@@ -161,11 +164,6 @@ def sample_draw(
     return _make("sample_draw", kinds, constants, eos_ids, num_warps, pdl, early)
 
 
-def sampling_parts(rows: int) -> int:
-    """Programs a row: enough to fill a GPU, few where there are many rows. Results are the same."""
-    return max(4, min(32, power_of_two(512 // rows))) if rows else 32
-
-
 def _shift(vocabulary: int) -> int:
     """Masses are weights in units of 2**-shift: the sum of all stays below 2**63."""
     return min(_MAX_SHIFT, 62 - (vocabulary - 1).bit_length())
@@ -179,6 +177,7 @@ def _make(
     num_warps: int,
     pdl: bool,
     early: bool,
+    **parameters: int,
 ) -> KernelSource:
     eos = [id for id in sorted(set(eos_ids)) if 0 <= id < constants["V"]]
-    return make(name, tuple(kinds.items()), constants, num_warps, pdl, early, eos=eos)
+    return make(name, tuple(kinds.items()), constants, num_warps, pdl, early, eos=eos, **parameters)

@@ -92,7 +92,6 @@ _ALL = (
     Template("glu", cuda_rows.glu, _row_blocks),
     Template("pointwise", cuda_pointwise.pointwise, lambda c, s: (s.tokens, c["PARTS"])),
     Template("row_norm", cuda_pointwise.row_norm, lambda c, s: (s.tokens, c["PARTS"])),
-    Template("argmax", cuda_rows.argmax, lambda c, s: (s.rows, c["PARTS"])),
     *(
         Template(build.__name__, build, lambda c, s: (s.rows, c["PARTS"]))
         for build in (

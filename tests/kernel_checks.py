@@ -261,43 +261,6 @@ class GluCheck:
 
 
 @dataclass(frozen=True)
-class ArgmaxCheck:
-    """Rows of random logits, and six with ties, infinities and NaN."""
-
-    rows: int
-    vocabulary: int
-    tile: Tile = field(default_factory=dict)
-
-    def sources(self, pdl: bool) -> list[KernelSource]:
-        return [instance("argmax", vocabulary=self.vocabulary, pdl=pdl, **self.tile)]
-
-    def _logits(self, make: Inputs) -> Tensor:
-        logits = make.normal(self.rows + 6, self.vocabulary, dtype=torch.float32)
-        logits[0] = 0.0
-        logits[1, [self.vocabulary // 3, self.vocabulary // 2, self.vocabulary - 1]] = 9.0
-        logits[2:4] = -torch.inf
-        logits[3, self.vocabulary - 2] = -3.0
-        logits[4, self.vocabulary // 5] = torch.nan
-        logits[5, self.vocabulary - 1] = torch.inf
-        return logits
-
-    def prepare(self, device: str, pdl: bool) -> Prepared:
-        (source,), make = self.sources(pdl), Inputs(device)
-        logits = self._logits(make)
-        rows, parts = len(logits), int(source.constants["PARTS"])
-        counter, ids = make.zeros(rows), make.zeros(rows, dtype=torch.int64) - 1
-        values = {"logits_ptr": logits, "ids_ptr": ids, "counter_ptr": counter}
-        values |= {"best_ptr": make.poison(rows, parts, dtype=torch.float32)}
-        values |= {"index_ptr": make.zeros(rows, parts) - 1}
-        ranked = torch.where(logits.isnan(), -torch.inf, logits)
-        places = torch.arange(self.vocabulary, device=device).expand(rows, -1)
-        best = ranked == ranked.max(1, keepdim=True).values
-        want = torch.where(best, places, self.vocabulary).min(1).values
-        step = launch(source, Sizes(rows=rows), values)
-        return Prepared((step,), (Check("ids", ids, want),), (counter,))
-
-
-@dataclass(frozen=True)
 class AdvanceCheck:
     """Negative lengths are idle rows."""
 

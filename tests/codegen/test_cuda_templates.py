@@ -17,7 +17,6 @@ from sitsc.codegen.interpreter import Interpreter
 from tests.attention_checks import DecodeCheck, RaggedCheck
 from tests.kernel_checks import (
     AdvanceCheck,
-    ArgmaxCheck,
     GatherCheck,
     GluCheck,
     KernelCheck,
@@ -155,11 +154,6 @@ def test_gather(interpreter, scale):
 def test_rope_table(interpreter, style, out_dtype):
     positions = (0, 1, 77, 4095, 131071, 5, 6)
     verify(interpreter, RopeTableCheck(positions, 20, style, 1.25, out_dtype))
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_argmax(interpreter, parts):
-    verify(interpreter, ArgmaxCheck(2, 101, {"parts": parts, "block": 16}))
 
 
 def test_advance(interpreter):

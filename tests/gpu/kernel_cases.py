@@ -16,7 +16,6 @@ from tests.gpu.experts_cases import experts_checks
 from tests.gpu.hopper_cases import hopper_checks
 from tests.kernel_checks import (
     AdvanceCheck,
-    ArgmaxCheck,
     GatherCheck,
     GluCheck,
     KernelCheck,
@@ -178,7 +177,6 @@ def _row_checks() -> dict[str, KernelCheck]:
         "rope table": RopeTableCheck((0, 1, 8191, 131071, 1048575, 77), 128),
         "rope table, interleaved": RopeTableCheck((5, 130000), 64, "interleaved", 1.2, "fp32"),
         "glu": GluCheck(130, 14336),
-        "argmax": ArgmaxCheck(8, VOCABULARY),
         "advance": AdvanceCheck(tuple(range(-1, 255))),
         "place": PlaceCheck(200, 8192),
     }
