@@ -50,7 +50,7 @@ _LONGROPE: dict[str, Any] = {
     "long_factor": [1.5, 2.5, 4.0, 8.0],
     "original_max_position_embeddings": 64,
 }
-_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 
 
 def _config(model_type: str, **changes: Any) -> dict[str, Any]:
@@ -149,9 +149,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         head_dim=None,
     ),
     "smollm3": _config("smollm3", no_rope_layers=[1, 0], head_dim=None),
-    "mixtral": _config("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": _config("mixtral", intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": _config(
         "qwen3_moe", num_experts=12, norm_topk_prob=True, decoder_sparse_step=1, **_EXPERTS
+    ),
+    "qwen2_moe": _config(
+        "qwen2_moe",
+        head_dim=None,
+        num_experts=12,
+        shared_expert_intermediate_size=32,
+        decoder_sparse_step=1,
+        **_EXPERTS,
     ),
     "gpt_oss": _config(
         "gpt_oss",

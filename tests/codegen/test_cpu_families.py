@@ -41,7 +41,8 @@ CI = (
     "cohere",  # layer norm by hand, over heads too, interleaved rope
     "glm4",  # partial interleaved rope
     "smollm3",  # layers without rope
-    "gpt_oss",  # experts, sinks, clamped activation, rope of halves
+    "qwen3_moe",  # experts whose shares add up to 1
+    "gpt_oss",  # experts with biases, sinks, clamped activation, rope of halves
     "deepseek_v3",  # latent attention, shared experts, groups of experts
 )
 

@@ -25,7 +25,8 @@ from sitsc.passes.cost import active_experts
 from sitsc.passes.fxutil import arguments, calls
 from sitsc.passes.match_router import MatchRouter
 from sitsc.passes.runner import run_passes, tidy
-from tests.moe_families import DEEPSEEK, MOE, reference
+from tests.compiled_families import FAMILIES
+from tests.family_reference import reference_logits, transformers_model
 
 TOKENS = 40
 IDS = [(7 * i * i + 3 * i + 1) % 250 for i in range(TOKENS)]
@@ -34,15 +35,16 @@ ROUTERS = {
     "mixtral": ("softmax", 2, 1),
     "qwen3_moe": ("softmax", 3, 1),
     "qwen2_moe": ("softmax", 3, 0),
-    "gpt_oss": ("softmax_chosen", 4, 0),
+    "gpt_oss": ("softmax_chosen", 3, 0),
 }
+DEEPSEEK = FAMILIES["deepseek_v3"]
 
 
-@pytest.mark.parametrize("family", MOE)
+@pytest.mark.parametrize("family", ROUTERS)
 def test_traces_and_passes_compute_what_transformers_does(family: str, traced: Any):
-    module = traced(MOE[family], "float32")
+    module = traced(FAMILIES[family], "float32")
     weights = RandomTensors(tensor_shapes(module.graph))
-    wanted = reference(MOE[family], module.graph, weights, IDS)
+    wanted = reference_logits(transformers_model(FAMILIES[family], module.graph, weights), IDS)
 
     rows = torch.tensor([len(IDS) - 1, 3, 7])
 
@@ -66,24 +68,24 @@ def test_traces_and_passes_compute_what_transformers_does(family: str, traced: A
 def test_routers_with_groups_and_corrections_are_known(traced: Any):
     module = traced(DEEPSEEK, "float32")
     weights = RandomTensors(tensor_shapes(module.graph))
-    wanted = reference(DEEPSEEK, module.graph, weights, IDS)
+    wanted = reference_logits(transformers_model(DEEPSEEK, module.graph, weights), IDS)
     for item in (Canonicalise(), MatchRouter()):
         item.run(module.graph, CONTEXT)
         tidy(module.graph)
     (node,) = calls(module.graph, "moe")
     a = arguments(node)
     kinds = ("scoring", "top_k", "groups", "group_top", "normalise", "scaling")
-    assert [a[kind] for kind in kinds] == ["sigmoid", 4, 4, 2, 1, 2.5]
+    assert [a[kind] for kind in kinds] == ["sigmoid", 3, 4, 2, 1, 2.5]
     out = run_graph(module.graph, weights, step_inputs(module.graph, IDS, 16))
     assert relative_error(out, wanted) < 1e-5
 
 
-@pytest.mark.parametrize("family", MOE)
+@pytest.mark.parametrize("family", ROUTERS)
 def test_int8_leaves_the_router_exact(family: str, traced: Any):
-    module = traced(MOE[family], "float32")
+    module = traced(FAMILIES[family], "float32")
     reports = run_passes(module, CPU_INT8, CONTEXT, check=True)
     errors = {report.name: report.error or 0.0 for report in reports}
-    assert 1e-4 < errors.pop("quantise_int8") < 0.3  # an expert may change where scores are close
+    assert 1e-4 < errors.pop("quantise_int8") < 0.5  # an expert may change where scores are close
     assert max(errors.values()) < 1e-5
     for node in calls(module.graph, "moe"):
         a = arguments(node)
@@ -94,7 +96,7 @@ def test_int8_leaves_the_router_exact(family: str, traced: Any):
 
 
 def test_every_expert_comes_from_tensors_of_its_own(traced: Any):
-    graph = traced(MOE["mixtral"], "float32").graph
+    graph = traced(FAMILIES["mixtral"], "float32").graph
     specs = {n.meta["weight"].name: n.meta["weight"] for n in graph.nodes if "weight" in n.meta}
     prefix = "model.layers.1.block_sparse_moe.experts."
     spec = specs["model.layers.1.mlp.experts.gate_up_proj"]
@@ -105,7 +107,7 @@ def test_every_expert_comes_from_tensors_of_its_own(traced: Any):
 
 
 def test_an_unknown_router_stays(traced: Any):
-    module = traced(MOE["qwen2_moe"], "float32")
+    module = traced(FAMILIES["qwen2_moe"], "float32")
     for node in calls(module.graph, "topk"):
         node.args = (node.args[0], node.args[1], -1, False)  # the worst experts
     MatchRouter().run(module.graph, CONTEXT)
