@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sitsc.core.artifact import Artifact
-from sitsc.core.errors import CheckpointError
-from sitsc.core.weights import DTYPES, materialise
+from sitsc.core.errors import ArtifactError, CheckpointError
+from sitsc.core.weights import DTYPES, ReadRows, materialise
 
 _INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "I32": "int32"}
@@ -39,6 +39,24 @@ class TensorPlace:
     def row_bytes(self) -> int:
         """Bytes of one row of dimension 0."""
         return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
+
+
+def outside_rows(artifact: Artifact, folder: Path | None) -> ReadRows | None:
+    """Rows of the checkpoint of an artifact without weights; None for one that holds its own.
+
+    `folder` names it; without, where it was compiled from. Raises ArtifactError, CheckpointError.
+    """
+    if artifact.manifest.packed:
+        if folder is not None:
+            raise ArtifactError("this artifact holds its weights", hint="leave out --weights")
+        return None
+    hint = artifact.manifest.checkpoint_hint
+    place = folder or (Path(hint) if hint else None)
+    if place is None or not place.is_dir():
+        raise ArtifactError(
+            "this artifact holds no weights", hint="name the checkpoint folder with --weights DIR"
+        )
+    return CheckpointFiles(place).rows
 
 
 def read_checkpoint(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sitsc.api import Compiled as Compiled
     from sitsc.api import compile as compile
+    from sitsc.api import export_onnx as export_onnx
     from sitsc.api import load as load
 
 __version__ = "0.1.0"
@@ -19,6 +20,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 def __getattr__(name: str) -> Any:
     """The Python API (docs/python-api.md), imported when it is used: torch takes a second."""
-    if name in ("compile", "load", "Compiled"):
+    if name in ("compile", "load", "export_onnx", "Compiled"):
         return getattr(importlib.import_module("sitsc.api"), name)
     raise AttributeError(f"module 'sitsc' has no attribute {name!r}")

@@ -16,6 +16,7 @@ from sitsc.core.artifact import Artifact, open_artifact
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import PLAIN
+from sitsc.runtime.checkpoint_weights import outside_rows
 from sitsc.runtime.loader import Session
 from sitsc.runtime.loader import load as load_decoder
 from sitsc.runtime.plain import PlainModel, load_plain
@@ -29,6 +30,10 @@ class Compiled(Artifact):
     def load(self, **options: Any) -> Session | PlainModel:
         """The same as `sitsc.load` of its folder."""
         return load(self.root, **options)
+
+    def export_onnx(self, out: str | Path, weights: str | Path | None = None) -> list[Path]:
+        """The same as `sitsc.export_onnx` of its folder."""
+        return export_onnx(self, out, weights)
 
 
 def compile(
@@ -93,6 +98,20 @@ def load(artifact: str | Path | Artifact, **options: Any) -> Session | PlainMode
     if open_artifact(root).plan.kind == PLAIN:
         return load_plain(root, **options)
     return load_decoder(root, **options)
+
+
+def export_onnx(
+    artifact: str | Path | Artifact, out: str | Path, weights: str | Path | None = None
+) -> list[Path]:
+    """Write an artifact as the ONNX model `out`; the files written, that of large weights first.
+
+    `weights` names the checkpoint of an artifact that does not hold its own. Raises SitscError.
+    """
+    from sitsc.export import export_onnx as write  # noqa: PLC0415  (needs onnx)
+
+    opened = artifact if isinstance(artifact, Artifact) else open_artifact(Path(artifact))
+    folder = None if weights is None else Path(weights)
+    return write(opened, Path(out), outside_rows(opened, folder))
 
 
 def _options(target: str, given: dict[str, Any]) -> CompileOptions:

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from sitsc import __version__
-from sitsc.commands import bench, compile, demo, lint, models, plan, run, tune, verify
+from sitsc.commands import bench, compile, demo, export, lint, models, plan, run, tune, verify
 from sitsc.core.errors import SitscError
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
@@ -37,6 +37,7 @@ app.command()(run.run)
 app.command()(bench.bench)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
 app.command()(verify.verify)
+app.command()(export.export)
 app.command()(demo.demo)
 app.add_typer(models.app, name="models", no_args_is_help=True)
 app.add_typer(tune.app, name="tune", no_args_is_help=True)

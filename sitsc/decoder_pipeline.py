@@ -20,6 +20,7 @@ from sitsc.core.errors import NumericsError, OptionError, UnsupportedModelError
 from sitsc.core.interpret import relative_error, run_graph, run_in_two, step_inputs
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Tokens
+from sitsc.core.reference import write_reference
 from sitsc.core.weights import ReadRows
 from sitsc.frontend.decoder import TracedDecoder, logits_of, trace_decoder
 from sitsc.frontend.module import evaluated
@@ -80,6 +81,7 @@ def compile_decoder(
         progress("codegen", 0.0)
         with files.disk_errors(writer.out):
             cpu.generate(graph, writer.root, lambda share: progress("codegen", share))
+            write_reference(graph, writer.root)
         pack(plan, traced.read, writer, progress)
         return writer.finish(plan, manifest(plan))
 

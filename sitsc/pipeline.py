@@ -3,7 +3,6 @@
 The order in this file is the order that runs. Weights are read only in the last step.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,7 @@ from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
-from sitsc.core.reference import FILE as REFERENCE
-from sitsc.core.reference import reference_value
+from sitsc.core.reference import write_reference
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
@@ -182,9 +180,8 @@ def _generate(planned: Planned, folder: Path, progress: Progress) -> None:
     """Write the plan and all code of the artifact into `folder`."""
     progress("codegen", 0.0)
     planned.generate(folder, lambda share: progress("codegen", share))
-    if planned.plan.target.isa.startswith("sm_"):
-        text = json.dumps(reference_value(planned.graph), separators=(",", ":"))
-        (folder / REFERENCE).write_text(text)
+    on_gpu = planned.plan.target.isa.startswith("sm_")
+    write_reference(planned.graph, folder, required=on_gpu)
     (folder / files.PLAN).write_text(planned.plan.text())
 
 

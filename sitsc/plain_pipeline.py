@@ -23,6 +23,7 @@ from sitsc.core.packing import write_weights
 from sitsc.core.plain import PlainGraph
 from sitsc.core.plan import Numerics, Plan
 from sitsc.core.records import to_value
+from sitsc.core.reference import write_reference
 from sitsc.core.weights import dtype_name
 from sitsc.frontend.module import trace_plain
 from sitsc.passes import PLAIN
@@ -86,6 +87,7 @@ def compile_plain(
     progress("codegen", 0.0)
     with files.disk_errors(writer.out):
         cpu.generate(graph, writer.root, lambda share: progress("codegen", share), PACKAGE)
+        write_reference(graph, writer.root)
     pack(plan, plain.read, writer, progress)
     return writer.finish(plan, manifest(plan))
 

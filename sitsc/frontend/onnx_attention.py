@@ -5,6 +5,7 @@ heads and mask are read off the graph. A mask is computed and compared: only cau
 without a window, are taken; anything else is refused.
 """
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,13 +36,17 @@ Node = Any
 
 @dataclass(slots=True)
 class _Scores:
-    """What lies between the product of q and k and the softmax; `masks` with what keeps a key."""
+    """What lies between the product of q and k and the softmax; `masks` with what keeps a key.
+
+    `sinks` [heads] are scores that take part in the softmax and belong to no key.
+    """
 
     q: Node
     k: Node
     scale: float = 1.0
     softcap: float = 0.0
     masks: list[tuple[Node, str]] = field(default_factory=list)
+    sinks: Node = None
 
 
 def is_call(node: Node, *names: str) -> bool:
@@ -82,8 +87,10 @@ def _from_sdpa(graph: fx.Graph, node: Node, values: TokenValues, layer: int) -> 
 
 
 def _from_softmax(graph: fx.Graph, node: Node, values: TokenValues, layer: int) -> None:
-    product, v = _product_after(node)
-    scores = _scores_before(node)
+    whole, sinks = _without_sinks(node.args[0])
+    product, v = _product_after(_without_last(node) if sinks is not None else node)
+    scores = _scores_before(whole)
+    scores.sinks = sinks
     _insert(graph, product, scores, v, layer, _window(scores.masks, values))
 
 
@@ -105,9 +112,49 @@ def _product_after(softmax: Node) -> tuple[Node, Node]:
         node = user
 
 
-def _scores_before(softmax: Node) -> _Scores:
-    """Walk from the softmax back to the product of q and k."""
-    node, scale, cap = softmax.args[0], 1.0, 0.0
+def _without_sinks(node: Node) -> tuple[Node, Node]:
+    """Scores without a column of sinks at their end, and the sinks [heads]; None without any.
+
+    What is subtracted from all scores, their largest, changes nothing.
+    """
+    if is_call(node, "sub") and _is_largest_of(node.args[1], node.args[0]):
+        node = node.args[0]
+    if not is_call(node, "cat") or len(node.args[0]) != 2:
+        return node, None
+    scores, column = node.args[0]
+    sinks, sizes = column, column.meta["val"].shape
+    while is_call(sinks, "expand", "_to_copy", "to"):
+        sinks = sinks.args[0]
+    heads = sinks.meta["val"].shape
+    while is_call(sinks, "reshape", "view", "unsqueeze", "_to_copy", "to"):
+        sinks = sinks.args[0]
+    alone = sinks.op == "placeholder" and tuple(sinks.meta["val"].shape) == tuple(heads[-3:-2])
+    last = len(node.args) > 1 and node.args[1] in (-1, 3) and str(sizes[-1]) == "1"
+    if not (last and alone and len(heads) == 4 and tuple(heads[-2:]) == (1, 1)):
+        raise _unknown("scores are joined with something")
+    return scores, sinks
+
+
+def _is_largest_of(value: Node, node: Node) -> bool:
+    """Whether a value is the maximum along the last dimension of another."""
+    if getattr(value, "target", None) is operator.getitem and value.args[1] == 0:
+        value = value.args[0]
+    return is_call(value, "amax", "max") and value.args[0] is node
+
+
+def _without_last(softmax: Node) -> Node:
+    """The weights of attention without the column of the sinks."""
+    users = list(softmax.users)
+    if len(users) == 1 and is_call(users[0], "slice") and len(users[0].args) == 4:
+        _, axis, start, end = users[0].args
+        if (axis % 4, start, end) == (3, 0, -1):
+            return users[0]
+    raise _unknown("the column of the sinks is not left out")
+
+
+def _scores_before(node: Node) -> _Scores:
+    """Walk from the scores back to the product of q and k."""
+    scale, cap = 1.0, 0.0
     masks: list[tuple[Node, str]] = []
     while not is_call(node, "matmul", "bmm"):
         args: Any = getattr(node, "args", ())
@@ -285,7 +332,7 @@ def _insert(graph: fx.Graph, node: Node, scores: _Scores, v: Node, layer: int, w
     with graph.inserting_before(node):
         new = graph.call_function(
             torch.ops.sitsc.attention.default,
-            (q, k, v, None, layer, float(scores.scale), window, float(scores.softcap)),
+            (q, k, v, scores.sinks, layer, float(scores.scale), window, float(scores.softcap)),
         )
     with node.meta["val"].fake_mode:
         new.meta["val"] = torch.ops.sitsc.attention.default(*(_fake(a) for a in new.args))

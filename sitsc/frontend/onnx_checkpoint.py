@@ -13,11 +13,12 @@ from sitsc.core.errors import CheckpointError, OptionError
 from sitsc.core.options import CompileOptions
 from sitsc.core.weights import dtype_name
 from sitsc.frontend.checkpoint_types import Checkpoint, Rows, TensorInfo
-from sitsc.frontend.onnx_file import dtype_of, open_onnx_file
+from sitsc.frontend.onnx_file import open_onnx_file
 from sitsc.frontend.onnx_program import (
     LINEAR,
     OnnxWeight,
     Program,
+    dtype_of,
     logits_index,
     make_program,
 )
@@ -52,7 +53,7 @@ def _json(root: Path, name: str) -> dict[str, Any]:
 
 def _facts(program: Program, config: dict[str, Any]) -> dict[str, Any]:
     """What the graph says, in words of a config. Half precision is computed in float32."""
-    kept = dtype_of(program.file)
+    kept = dtype_of(program)
     facts: dict[str, Any] = {"dtype": "float32" if kept == "float16" else kept}
     if not config.get("model_type"):
         facts |= {"model_type": "onnx", "architectures": ["ONNX"]}
@@ -72,7 +73,7 @@ def _vocabulary(program: Program) -> int:
 def _info(name: str, weight: OnnxWeight) -> TensorInfo:
     tensor = weight.tensor
     dtype = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-    kind = dtype.get(dtype_name(tensor.dtype), dtype_name(tensor.dtype))
+    kind = dtype.get(dtype_name(weight.dtype), dtype_name(weight.dtype))
     file = "" if tensor.file is None else tensor.file.name
     return TensorInfo(name, kind, weight.shape, tensor.nbytes, file)
 
@@ -80,9 +81,7 @@ def _info(name: str, weight: OnnxWeight) -> TensorInfo:
 def _read(weight: OnnxWeight, rows: Rows) -> torch.Tensor:
     """Rows of a weight as the graph uses it."""
     start, stop = rows if rows is not None else (0, weight.shape[0])
-    if weight.transposed:
-        return weight.tensor.read().T[start:stop].contiguous()
-    return weight.tensor.rows(start, stop)
+    return weight.read(start, stop)
 
 
 def half_dtype(program: Program, compute: torch.dtype) -> torch.dtype:
@@ -90,7 +89,7 @@ def half_dtype(program: Program, compute: torch.dtype) -> torch.dtype:
 
     A float32 graph is what it is: narrowing it would round between any two operators.
     """
-    stored = dtype_of(program.file)
+    stored = dtype_of(program)
     if stored == "float32" and compute != torch.float32:
         raise OptionError(
             f"--dtype {dtype_name(compute)}: the ONNX graph computes in float32",

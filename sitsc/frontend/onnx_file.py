@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
-from sitsc.core.weights import dtype_name
+from sitsc.export.moe_form import MoeForm
 from sitsc.frontend.safe_files import file_inside, shown
 
 OPSETS = range(18, 24)
@@ -92,7 +92,8 @@ class OnnxInput:
 class OnnxFile:
     """An opened file. `nodes` are ONNX's own records, `widths` the last sizes of the outputs.
 
-    `digest` is that of the file, which holds the graph, not of external data.
+    `digest` is that of the file, which holds the graph, not of external data. `functions` are those
+    of our own exporter, by name.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class OnnxFile:
     widths: tuple[int | None, ...]
     tensors: Mapping[str, OnnxTensor]
     digest: str
+    functions: Mapping[str, MoeForm]
 
 
 def open_onnx_file(root: Path, name: str) -> OnnxFile:
@@ -135,7 +137,8 @@ def open_onnx_file(root: Path, name: str) -> OnnxFile:
     widths = tuple(_width(o) for o in model.graph.output)
     nodes = tuple(model.graph.node)
     digest = hashlib.sha256(data).hexdigest()
-    return OnnxFile(path, opset, nodes, inputs, outputs, widths, tensors, digest)
+    functions = {f.name: _own_function(f, name) for f in model.functions}
+    return OnnxFile(path, opset, nodes, inputs, outputs, widths, tensors, digest, functions)
 
 
 def _opset(model: Any, name: str) -> int:
@@ -157,12 +160,26 @@ def _check_size(model: Any, name: str) -> None:
         raise CheckpointError(f"{name} holds no graph", where=name, hint=_HINT)
     if len(model.graph.node) > MAX_NODES:
         raise UnsupportedModelError(f"{name} has more than {MAX_NODES} nodes", where=name)
-    if model.functions:
-        raise UnsupportedModelError(
-            f"{name} defines functions of its own: {shown(model.functions[0].name)}",
-            where=name,
-            hint="inline them: onnx.inliner.inline_local_functions",
-        )
+
+
+def _own_function(proto: Any, name: str) -> MoeForm:
+    """What a function computes that `sitsc export` wrote, to the byte. Raises others by name."""
+    from sitsc.export.onnx_expert_ops import moe_function, read_form  # noqa: PLC0415  (needs onnx)
+
+    try:
+        form = read_form(proto.doc_string)
+        ours = moe_function(form, proto.name)
+        if ours.SerializeToString(deterministic=True) == proto.SerializeToString(
+            deterministic=True
+        ):
+            return form
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise UnsupportedModelError(
+        f"{name} defines functions of its own: {shown(proto.name)}",
+        where=name,
+        hint="inline them: onnx.inliner.inline_local_functions",
+    )
 
 
 def _texts(graph: Any) -> Iterator[Any]:
@@ -288,12 +305,3 @@ def counted(found: Counter[str]) -> str:
     """Names with counts, most frequent first, for one line of an error."""
     parts = [f"{shown(name)[1:-1]} ×{count}" for name, count in found.most_common(20)]
     return ", ".join(parts) + (f" and {len(found) - 20} more" if len(found) > 20 else "")
-
-
-def dtype_of(file: OnnxFile) -> str:
-    """The dtype that holds most of the weights ("float32")."""
-    sizes: Counter[str] = Counter()
-    for item in file.tensors.values():
-        if item.dtype.is_floating_point:
-            sizes[dtype_name(item.dtype)] += item.nbytes
-    return sizes.most_common(1)[0][0] if sizes else "float32"

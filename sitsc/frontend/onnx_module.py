@@ -43,10 +43,10 @@ class OnnxModule(nn.Module):
 
     def _add_weights(self) -> None:
         """A parameter for each weight that is used, the same for all names of one."""
-        keys: dict[tuple[str, bool], str] = {}
+        keys: dict[tuple[str, bool, bool], str] = {}
         for plan_name, weight in self.program.plan_names().items():
             key = keys[weight.source] = f"w{len(keys)}"
-            dtype = self._dtype(weight.tensor.dtype)
+            dtype = self._dtype(weight.dtype)
             value = torch.empty(weight.shape, dtype=dtype, device="meta")
             if self.given is not None:
                 value = self.given[plan_name].to(dtype)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import sitsc.core.ops  # noqa: F401  (registers the operators)
+from sitsc.export.moe_form import MoeForm
 from sitsc.frontend.onnx_call import Call
 from sitsc.frontend.onnx_host import BINARY, UNARY, as_list, as_tensor, choose, each, is_host
 from sitsc.frontend.onnx_shape_ops import SHAPE_OPS
@@ -207,6 +209,36 @@ def rotary(call: Call) -> Any:
     return out if width == source.shape[-1] else torch.cat((out, rest), -1)
 
 
+def experts(call: Call) -> Any:
+    """A mixture of experts as our exporter writes it: sitsc::moe without residual."""
+    form: MoeForm = call.get("form")
+    call.require(len(call.inputs) == len(form.inputs), "other inputs")
+    given = {name: call.tensor(index) for index, name in enumerate(form.inputs)}
+    return torch.ops.sitsc.moe.default(
+        given["x"],
+        given["logits"],
+        given.get("correction"),
+        None,
+        given["gate_up"],
+        None,
+        given.get("gate_up_bias"),
+        given["down"],
+        None,
+        given.get("down_bias"),
+        given["gate_up"].shape[1],
+        form.top_k,
+        form.scoring,
+        form.groups,
+        form.group_top,
+        form.normalise,
+        form.scaling,
+        form.activation,
+        form.alpha,
+        form.limit,
+        "plain",
+    )
+
+
 def attention(call: Call) -> Any:
     """Attention of q, k, v [batch, heads, tokens, dim]; an empty past is no past."""
     for name, idle in (("qk_matmul_output_mode", 0), ("softmax_precision", 1), ("softcap", 0.0)):
@@ -240,10 +272,10 @@ OPERATORS: dict[str, Callable[[Call], Any]] = {
     "MatMul": matmul,
     "Gemm": gemm,
     "Linear.sitsc": linear,
+    "Moe.sitsc": experts,
     "LayerNormalization": layer_norm,
     "RMSNormalization": rms_norm,
     "RotaryEmbedding": rotary,
     "Attention": attention,
 }
-"""Operators by name; "Linear.sitsc" is no ONNX operator, a file cannot name it (see `onnx_module`).
-"""
+"""Operators by name; those of "sitsc" are no ONNX operators, no file can name them."""

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from sitsc.core.errors import CheckpointError, UnsupportedModelError
+from sitsc.core.weights import dtype_name
+from sitsc.export.moe_form import DOMAIN
 from sitsc.frontend.onnx_file import OnnxFile, OnnxTensor, counted, inline_tensor
 from sitsc.frontend.onnx_ops import OPERATORS
 from sitsc.frontend.safe_files import shown
 
-LINEAR = "Linear.sitsc"
+LINEAR, MOE = "Linear.sitsc", "Moe.sitsc"
 _MAX_CONSTANT_BYTES = 64 << 20
 _HOST_ITEMS = 16
 _MAX_NAME = 160
@@ -39,20 +41,37 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class OnnxWeight:
-    """A weight as the graph uses it: an initializer, or the transposed of one."""
+    """A weight as the graph uses it: an initializer, or the transposed of one.
+
+    `wide`: of half precision, but cast to float32 before anything reads it.
+    """
 
     tensor: OnnxTensor
     transposed: bool
+    wide: bool = False
 
     @property
-    def source(self) -> tuple[str, bool]:
+    def source(self) -> tuple[str, bool, bool]:
         """What tells it from other weights."""
-        return self.tensor.name, self.transposed
+        return self.tensor.name, self.transposed, self.wide
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape as used."""
         return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type as used."""
+        return torch.float32 if self.wide else self.tensor.dtype
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) as used."""
+        rows = self.tensor.rows(start, stop) if not self.transposed else self._turned(start, stop)
+        return rows.to(self.dtype)
+
+    def _turned(self, start: int, stop: int) -> Tensor:
+        return self.tensor.read().T[start:stop].contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class Program:
         used = {name for step in self.steps for name in step.inputs}
         found: dict[str, OnnxWeight] = {}
         taken: set[str] = set()
-        seen: set[tuple[str, bool]] = set()
+        seen: set[tuple[str, bool, bool]] = set()
         for name, weight in self.weights.items():
             if name not in used or weight.source in seen:
                 continue
@@ -88,6 +107,15 @@ class Program:
             taken.add(re.sub(r"\W", "_", unique))
             found[unique] = weight
         return found
+
+
+def dtype_of(program: Program) -> str:
+    """The dtype that most of the weights are used in ("float32")."""
+    sizes: Counter[str] = Counter()
+    for weight in program.weights.values():
+        if weight.dtype.is_floating_point:
+            sizes[dtype_name(weight.dtype)] += weight.tensor.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "float32"
 
 
 def logits_index(program: Program) -> int:
@@ -105,11 +133,16 @@ def _numbered(name: str) -> Iterator[str]:
 def make_program(file: OnnxFile) -> Program:
     """Raises UnsupportedModelError for operators, CheckpointError for a graph that is not one."""
     _refuse_unknown(file)
-    constants = {n: as_value(t.read()) for n, t in file.tensors.items() if _is_constant(t)}
+    experts = _expert_weights(file)
+    constants = {
+        name: as_value(tensor.read())
+        for name, tensor in file.tensors.items()
+        if _is_constant(tensor) and name not in experts
+    }
     weights = {n: OnnxWeight(t, False) for n, t in file.tensors.items() if n not in constants}
     steps: list[Step] = []
     for node in file.nodes:
-        step = _step(node)
+        step = _step(node, file)
         if step.op == "Constant":
             constants[step.outputs[0]] = _constant(step)
         elif step.op == "Identity" and step.inputs[0] in weights:
@@ -117,6 +150,8 @@ def make_program(file: OnnxFile) -> Program:
         elif step.op == "Transpose" and _is_matrix(weights.get(step.inputs[0])):
             found = weights[step.inputs[0]]
             weights[step.outputs[0]] = replace(found, transposed=not found.transposed)
+        elif _widens(step, weights):
+            weights[step.outputs[0]] = replace(weights[step.inputs[0]], wide=True)
         else:
             steps.append(_as_linear(step, weights))
     steps = _with_biases(steps, weights, file.outputs)
@@ -124,13 +159,39 @@ def make_program(file: OnnxFile) -> Program:
     return Program(file, tuple(steps), weights, constants)
 
 
+def _expert_weights(file: OnnxFile) -> set[str]:
+    """Initializers that experts read, cast or not: weights of any rank."""
+    names: set[str] = set()
+    for node in file.nodes:
+        if is_own(node, file):
+            names.update(node.input)
+    for node in file.nodes:
+        if node.op_type == "Cast" and names & set(node.output):
+            names.update(node.input)
+    return names
+
+
+def is_own(node: Any, file: OnnxFile) -> bool:
+    """Whether a node calls a function of our exporter."""
+    return node.domain == DOMAIN and node.op_type in file.functions
+
+
+def _widens(step: Step, weights: Mapping[str, OnnxWeight]) -> bool:
+    """Whether a node casts a weight of half precision to float32."""
+    found = weights.get(step.inputs[0]) if step.op == "Cast" else None
+    half = (torch.float16, torch.bfloat16)
+    return found is not None and found.tensor.dtype in half and step.attributes.get("to") == 1
+
+
 def _refuse_unknown(file: OnnxFile) -> None:
     """Name every operator that is not supported, with counts."""
     found: Counter[str] = Counter()
     for node in file.nodes:
+        if is_own(node, file):
+            continue
         standard = node.domain in ("", "ai.onnx")
         known = node.op_type in OPERATORS or node.op_type == "Constant"
-        if not standard or not known or node.op_type == LINEAR:
+        if not standard or not known or node.op_type in (LINEAR, MOE):
             found[node.op_type if standard else f"{node.domain}.{node.op_type}"] += 1
     if found:
         raise UnsupportedModelError(
@@ -156,10 +217,13 @@ def as_value(tensor: Tensor) -> Any:
     return tensor.tolist() if tensor.dim() < 2 and (integers or scalar) else tensor
 
 
-def _step(node: Any) -> Step:
+def _step(node: Any, file: OnnxFile) -> Step:
     where = shown(node.name or node.op_type)[1:-1]
     if not node.output or (not node.input and node.op_type != "Constant"):
         raise CheckpointError(f"node {where} has no input or output", hint="the file is damaged")
+    if is_own(node, file):
+        form = file.functions[node.op_type]
+        return Step(MOE, where, tuple(node.input), tuple(node.output), {"form": form})
     attributes = {a.name: _attribute(a, where) for a in node.attribute}
     if node.op_type == "ConstantOfShape" and isinstance(attributes.get("value"), Tensor):
         attributes["value"] = _fill(attributes["value"], where)

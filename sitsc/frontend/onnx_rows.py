@@ -18,7 +18,7 @@ _COUNTS = (5, 11)
 # Operators that move values without joining those of different tokens.
 _MOVING = ("reshape", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze")
 _MOVING += ("expand", "clone", "contiguous", "detach", "alias", "t", "numpy_T", "_to_copy", "to")
-_MOVING += ("linear", "embedding", "dropout", "attention")
+_MOVING += ("linear", "embedding", "dropout", "attention", "moe")
 # Operators along a dimension, and where that stands among their arguments.
 _ALONG = {"slice": 1, "select": 1, "split": 2, "split_with_sizes": 2, "chunk": 2, "cat": 1}
 _ALONG |= {"softmax": 1, "_softmax": 1, "mean": 1, "sum": 1, "amax": 1, "amin": 1, "stack": 1}

@@ -27,7 +27,7 @@ from sitsc.frontend.safe_files import shown
 _HINT = "input_ids, attention_mask, position_ids and past_key_values are known"
 
 
-class _Step(nn.Module):
+class Step(nn.Module):
     """The graph as a function of one flat step; batch size 1, no past."""
 
     def __init__(self, model: OnnxModule) -> None:
@@ -142,7 +142,7 @@ def _export(model: OnnxModule) -> Any:
     shapes = {"token_ids": {0: tokens}, "position_ids": {0: tokens}, "logit_rows": {0: rows}}
     with torch.no_grad(), quiet(logging.CRITICAL):
         program = torch.export.export(
-            _Step(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
+            Step(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )
         return program.run_decompositions({})
 

@@ -13,6 +13,8 @@ from sitsc.core.weights import materialise
 from sitsc.models.random_checkpoint import write_random
 from sitsc.pipeline import Planned, inspect, plan_checkpoint
 
+ONE = [{"value": 0}]
+
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
@@ -68,13 +70,17 @@ def test_overrides_and_changes_reach_every_call(planned):
         None,
         [],
         {},
-        {"schema": 2, "calls": [], "result": 0},
-        {"schema": 1, "calls": [], "result": 0},
-        {"schema": 1, "calls": [["os.system.default", ["ls"], {}]], "result": 0},
-        {"schema": 1, "calls": [["aten.no_such_thing.default", [], {}]], "result": 0},
-        {"schema": 1, "calls": [["aten.relu.default", [{"value": 0}], {}]], "result": 0},
-        {"schema": 1, "calls": [["relu", [], {}]], "result": 0},
-        {"schema": 1, "calls": 3, "result": 0},
+        {"schema": 0, "calls": [], "results": ONE},
+        {"schema": 2, "calls": [], "results": ONE},
+        {"schema": 2, "calls": [["os.system.default", ["ls"], {}]], "results": ONE},
+        {"schema": 2, "calls": [["aten.no_such_thing.default", [], {}]], "results": ONE},
+        {
+            "schema": 2,
+            "calls": [["aten.relu.default", [{"value": 0}], {}]],
+            "results": [{"value": 0}],
+        },
+        {"schema": 2, "calls": [["relu", [], {}]], "results": ONE},
+        {"schema": 2, "calls": 3, "results": ONE},
     ],
 )
 def test_anything_else_is_refused(value):

@@ -14,30 +14,9 @@ from onnx import TensorProto, helper
 from sitsc.core.errors import CheckpointError, OptionError, SitscError, UnsupportedModelError
 from sitsc.frontend.checkpoint import open_checkpoint
 from sitsc.frontend.onnx_trace import trace_onnx
+from tests.frontend.onnx_files import small_decoder
 
 Change = Callable[[Any], None]
-
-
-def _tensor(name: str, *shape: int, kind: int = TensorProto.FLOAT) -> Any:
-    count = int(torch.Size(shape).numel())
-    return helper.make_tensor(name, kind, shape, [0.5 if kind == 1 else 1] * count)
-
-
-def _model() -> Any:
-    """An embedding, one causal attention over it, and a head: 8 tokens, width 4."""
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["x"], name="embed"),
-        helper.make_node("Unsqueeze", ["x", "one"], ["q"]),
-        helper.make_node("Attention", ["q", "q", "q"], ["a"], is_causal=1),
-        helper.make_node("Squeeze", ["a", "one"], ["y"]),
-        helper.make_node("MatMul", ["y", "head"], ["logits"]),
-    ]
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])
-    out = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "tokens", 8])
-    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
-    tensors = [_tensor("table", 8, 4), _tensor("head", 4, 8), one]
-    graph = helper.make_graph(nodes, "g", [ids], [out], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
 
 
 def _write(folder: Path, model: Any) -> Path:
@@ -51,12 +30,12 @@ def _import(path: Path) -> Any:
 
 
 def test_the_small_model_is_fine(tmp_path: Path):
-    graph = _import(_write(tmp_path, _model())).graph
+    graph = _import(_write(tmp_path, small_decoder())).graph
     assert sum("sitsc.attention" in str(node.target) for node in graph.nodes) == 1
 
 
 def test_unsupported_operators_are_named_at_once_with_counts(tmp_path: Path):
-    model = _model()
+    model = small_decoder()
     extra = [("Loop", ""), ("Loop", ""), ("NonZero", ""), ("BiasGelu", "com.microsoft")]
     for index, (op, domain) in enumerate(extra):
         model.graph.node.append(helper.make_node(op, ["x"], [f"n{index}"], domain=domain))
@@ -163,7 +142,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, change: Change, message: str)
     (tmp_path / "outside.bin").write_bytes(bytes(4096))
     (folder / "data.bin").write_bytes(bytes(128))
     (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
-    model = _model()
+    model = small_decoder()
     change(model)
     with pytest.raises(SitscError, match=message) as caught:
         _import(_write(folder, model))
@@ -171,7 +150,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, change: Change, message: str)
 
 
 def test_external_data_inside_the_folder_is_read(tmp_path: Path):
-    model = _model()
+    model = small_decoder()
     _external(location="data.bin", offset="64")(model)
     values = torch.arange(32.0).reshape(8, 4)
     (tmp_path / "data.bin").write_bytes(bytes(64) + values.numpy().tobytes())
@@ -182,13 +161,13 @@ def test_external_data_inside_the_folder_is_read(tmp_path: Path):
 
 def test_a_float32_graph_is_not_narrowed(tmp_path: Path):
     with pytest.raises(OptionError, match="computes in float32"):
-        trace_onnx(open_checkpoint(_write(tmp_path, _model())), torch.bfloat16)
+        trace_onnx(open_checkpoint(_write(tmp_path, small_decoder())), torch.bfloat16)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 400))
 def test_a_truncated_file_is_an_error_or_a_checkpoint(tmp_path: Path, cut: int):
-    data = _model().SerializeToString()
+    data = small_decoder().SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(data[: min(cut, len(data) - 1)])
     _opens_or_refuses(path)
@@ -198,7 +177,7 @@ def test_a_truncated_file_is_an_error_or_a_checkpoint(tmp_path: Path, cut: int):
 @example(changes=[(304, 128)])  # a name that is not UTF-8, which protobuf gives as bytes
 @given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6))
 def test_changed_bytes_are_an_error_or_a_checkpoint(tmp_path: Path, changes: list[tuple[int, int]]):
-    data = bytearray(_model().SerializeToString())
+    data = bytearray(small_decoder().SerializeToString())
     for place, value in changes:
         data[place % len(data)] = value
     path = tmp_path / "model.onnx"
@@ -219,7 +198,7 @@ def _opens_or_refuses(path: Path) -> None:
 @given(data=st.data())
 def test_rewired_graphs_are_an_error_or_a_graph(tmp_path: Path, data: st.DataObject):
     """Operators, inputs and attributes at random: tracing ends, in a graph or in one error."""
-    model = _model()
+    model = small_decoder()
     ops = ["Add", "Mul", "Concat", "Reshape", "Expand", "Slice", "Shape", "Range", "MatMul", "Pow"]
     names = ["input_ids", "table", "head", "one", "x", "q", "a", "y"]
     node = data.draw(st.sampled_from(list(model.graph.node)))
@@ -234,7 +213,7 @@ def test_rewired_graphs_are_an_error_or_a_graph(tmp_path: Path, data: st.DataObj
 
 
 def test_the_file_is_checked_as_onnx_itself_does(tmp_path: Path):
-    onnx.checker.check_model(_model())
+    onnx.checker.check_model(small_decoder())
     with pytest.raises(CheckpointError, match="not an ONNX file"):
         open_checkpoint(_write_bytes(tmp_path, b"\xff" * 40))
 

@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of one reader: python -m tests.fuzz.run_atheris KIND [SECONDS] [FOLDER].
 
-KIND is safetensors, gguf or folder (config, index and tokenizer files). Needs `pip install
+KIND is safetensors, gguf, onnx or folder (config, index and tokenizer files). Needs `pip install
 atheris`. New inputs and crashers lie in FOLDER (default .fuzz/KIND); a crasher becomes a test by
 adding its bytes to tests/frontend/test_fuzz_crashers.py.
 """
@@ -24,6 +24,18 @@ with watched.instrument_imports(include=["sitsc.frontend"], enable_loader_overri
         gguf_reader,
         gguf_tokenizer,
         lint,
+        onnx_attention,
+        onnx_call,
+        onnx_checkpoint,
+        onnx_file,
+        onnx_host,
+        onnx_module,
+        onnx_ops,
+        onnx_program,
+        onnx_rows,
+        onnx_shape_ops,
+        onnx_trace,
+        onnx_values,
         range_lint,
         rope_lint,
         safe_files,

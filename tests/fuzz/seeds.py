@@ -12,14 +12,15 @@ from safetensors.torch import save
 
 from sitsc.models.presets import preset
 from tests.frontend.checkpoint_files import llama_metadata, write_gguf
+from tests.frontend.onnx_files import masked_decoder, outside, small_decoder
 from tests.fuzz.targets import SEPARATOR
 
-KINDS = ("safetensors", "gguf", "folder")
+KINDS = ("safetensors", "gguf", "folder", "onnx")
 
 
 def seeds(kind: str) -> list[bytes]:
     """Valid inputs of `kind`."""
-    return {"safetensors": _safetensors, "gguf": _gguf, "folder": _folder}[kind]()
+    return {"safetensors": _safetensors, "gguf": _gguf, "folder": _folder, "onnx": _onnx}[kind]()
 
 
 def _safetensors() -> list[bytes]:
@@ -102,3 +103,10 @@ def _folder() -> list[bytes]:
         parts = (preset(name), index, {"eos_token_id": [1, 2]}, settings, {"unk_token": "a"})
         found.append(SEPARATOR.join(json.dumps(p).encode() for p in (*parts, tokenizer)))
     return found
+
+
+def _onnx() -> list[bytes]:
+    """A small decoder with its weights inside and outside, one with a mask of its own, a norm."""
+    plain = small_decoder()
+    kinds = (plain, outside(small_decoder()), masked_decoder())
+    return [model.SerializeToString() + SEPARATOR + bytes(4096) for model in kinds]
