@@ -6,6 +6,8 @@ In: a name. Out: a config dict of Hugging Face keys; weights are always random (
 import copy
 from typing import Any
 
+from sitsc.models.published import PUBLISHED
+
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -148,6 +150,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama32-1b": _LLAMA32_1B,
     "qwen3-30b-a3b": _QWEN3_30B_A3B,
     "smollm2-135m": _SMOLLM2_135M,
+    **PUBLISHED,
     "tiny-llama": _TINY,
     "tiny-llama-tied": _TINY | {"tie_word_embeddings": True},
     "tiny-llama31": _TINY | {"rope_scaling": _LLAMA31_SCALING},

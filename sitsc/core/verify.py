@@ -25,11 +25,12 @@ def verify_graph(graph: fx.Graph, after: str) -> None:
     results = results if isinstance(results, tuple) else (results,)
     if not results or not all(isinstance(result, fx.Node) for result in results):
         raise GraphError("a graph returns one tensor or a tuple of them", where=f"after {after}")
+    known: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             _check_placeholder(graph, node, after)
         elif node.op == "call_function":
-            _check_call(graph, node, after)
+            _check_call(graph, node, after, known)
         elif node.op != "output":
             _fail(graph, node, after, f"unexpected node kind {node.op}")
 
@@ -55,10 +56,10 @@ def _check_placeholder(graph: fx.Graph, node: fx.Node, after: str) -> None:
         _fail(graph, node, after, "a step input names each of its dimensions")
 
 
-def _check_call(graph: fx.Graph, node: fx.Node, after: str) -> None:
+def _check_call(graph: fx.Graph, node: fx.Node, after: str, known: dict[Any, Any]) -> None:
     if "val" not in node.meta:
         _fail(graph, node, after, "no value")
-    fresh = _recompute(node)
+    fresh = _recompute(node, known)
     if isinstance(fresh, Tensor):
         kept = node.meta["val"]
         if not isinstance(kept, Tensor) or fresh.dtype != kept.dtype:
@@ -69,21 +70,36 @@ def _check_call(graph: fx.Graph, node: fx.Node, after: str) -> None:
             _fail(graph, node, after, f"computes {list(fresh.shape)}, says {list(kept.shape)}")
 
 
-def _recompute(node: fx.Node) -> Any:
-    """The value of a call from its arguments' values; None when the arguments hold no tensor."""
+def _recompute(node: fx.Node, known: dict[Any, Any]) -> Any:
+    """The value of a call from its arguments' values; None when the arguments hold no tensor.
+
+    Layers are alike: what was computed of arguments of the same form is found in `known`.
+    """
 
     def value(item: Any) -> Any:
         return item.meta.get("val") if isinstance(item, fx.Node) else item
 
     args = map_aggregate(node.args, value)
     kwargs = map_aggregate(node.kwargs, value)
-    leaves = pytree.tree_leaves((args, kwargs))
+    leaves, tree = pytree.tree_flatten((args, kwargs))
     mode = detect_fake_mode([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     if mode is None:
         return None
     target: Any = node.target
-    with mode, torch.no_grad():
-        return target(*args, **kwargs)
+    form = (target, str(tree), *(_form(leaf) for leaf in leaves))
+    if form not in known:
+        with mode, torch.no_grad():
+            known[form] = target(*args, **kwargs)
+    return known[form]
+
+
+def _form(leaf: Any) -> Any:
+    """What of an argument decides the form of a result: its kind, and sizes but no numbers."""
+    if not isinstance(leaf, Tensor):
+        return type(leaf), str(leaf)
+    sizes = (*leaf.shape, None, *leaf.stride(), leaf.storage_offset())
+    symbols = tuple(str(s) if isinstance(s, torch.SymInt) else s for s in sizes)
+    return leaf.dtype, leaf.device, symbols
 
 
 def _fail(graph: fx.Graph, node: fx.Node, after: str, why: str) -> None:

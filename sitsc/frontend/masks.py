@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sitsc.core.errors import UnsupportedModelError
