@@ -86,14 +86,7 @@ def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
             f"--max-context {options.max_context} is beyond the model's {longest} positions",
             hint=f"give {longest} at most",
         )
-    switch = longrope_switch(config)
-    if switch is not None and options.max_context > switch:
-        raise OptionError(
-            f"--max-context {options.max_context} is beyond position {switch}, where longrope "
-            "changes the factors of the whole sequence",
-            hint=f"give {switch} at most: keys already kept cannot be rotated again",
-        )
-    longest = min(longest, switch or longest)
+    longest = min(longest, longrope_switch(config) or longest)  # past it only when asked for
     width = int(config["vocab_size"])
     tokens = Tokens(
         vocab_size=min(width, _vocabulary(tokenizer.tokenizer_json) or width),
@@ -124,7 +117,7 @@ def trace_checkpoint(
 ) -> fx.GraphModule:
     """The graph of a checkpoint: of its config, or of the ONNX program that it is."""
     if checkpoint.program is None:
-        module = trace(checkpoint.config, dtypes.torch_dtype)
+        module = trace(checkpoint.config, dtypes.torch_dtype, max_context)
         if checkpoint.nested is not None:
             place_weights(module.graph, checkpoint.nested)
         return module

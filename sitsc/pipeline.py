@@ -26,6 +26,7 @@ from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
 from sitsc.frontend.lint import Finding, LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
+from sitsc.frontend.longrope import longrope_warnings
 
 Progress = Callable[[str, float], None]
 """Called with a phase ("trace", "passes", "codegen", "pack") and its share done, 0 to 1."""
@@ -100,6 +101,8 @@ def inspect(
         return checkpoint
     allow = frozenset(options.allow_unknown_keys)
     for text in check_model(checkpoint, allow, options.dtype):
+        warn(text)
+    for text in longrope_warnings(checkpoint.config, options.max_context):
         warn(text)
     return checkpoint
 

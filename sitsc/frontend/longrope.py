@@ -1,14 +1,42 @@
-"""Where longrope changes its factors: contexts of an artifact end there.
+"""Longrope: which of its two sets of factors an artifact has, one for all sequences.
 
-In: a configuration. Out: the number of positions up to which the short factors hold. transformers
-rotates all of a longer sequence by the long factors, so its keys in the pages would have to be
-rotated again when it crosses the switch; such a context is refused, never approximated.
+In: a configuration and the longest context. transformers rotates a sequence by the short factors up
+to the switch and all of a longer one by the long factors, so keys kept in pages would have to be
+rotated again when a sequence crosses it. An artifact whose contexts end at the switch has the short
+factors, one with longer contexts the long ones: equal for sequences that are longer from the start.
 """
 
 from typing import Any
 
+from torch import Tensor
+
 _KINDS = {"longrope", "su"}
 _KEY = "original_max_position_embeddings"
+
+
+def takes_long_factors(config: dict[str, Any], context: int) -> bool:
+    """Whether sequences of up to `context` tokens are rotated by the long factors."""
+    switch = longrope_switch(config)
+    return switch is not None and context > switch
+
+
+def longrope_warnings(config: dict[str, Any], context: int) -> list[str]:
+    """What a context past the switch means for short sequences."""
+    if not takes_long_factors(config, context):
+        return []
+    return [
+        f"--max-context {context} is past position {longrope_switch(config)}, where longrope "
+        "changes its factors: every sequence is rotated by the long ones, also one that stays "
+        "shorter, which transformers would rotate by the short ones"
+    ]
+
+
+def long_frequencies(config: Any) -> Tensor:
+    """Inverse frequencies [rotary width / 2] by the long factors, of transformers' own formula."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415  (heavy)
+
+    past = config.rope_parameters[_KEY] + 1
+    return ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=past)[0]
 
 
 def longrope_switch(config: dict[str, Any]) -> int | None:

@@ -17,6 +17,7 @@ import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.bind import bind
 from sitsc.frontend.experts import experts, renamed, stacked_parameters
+from sitsc.frontend.longrope import long_frequencies, takes_long_factors
 from sitsc.frontend.masks import agreed_window, told_masks
 
 _HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states"}
@@ -113,11 +114,13 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     return model.eval()
 
 
-def _freeze_rope(model: nn.Module) -> None:
-    """Let longrope keep the short factors that it starts with: contexts stay below its switch."""
-    for module in model.modules():
+def _freeze_rope(model: Any, constants: dict[str, Tensor], long: bool) -> None:
+    """Let longrope keep one set of factors: the short ones that it starts with, or the long."""
+    for path, module in model.named_modules():
         if getattr(module, "rope_type", None) == "longrope":
-            setattr(module, "rope_type", "default")  # noqa: B010  (a name unknown to nn.Module)
+            module.rope_type = "default"
+            if long:
+                constants[f"{path}.inv_freq"] = long_frequencies(module.config)
 
 
 def _constants(model: Any) -> dict[str, Tensor]:
@@ -152,11 +155,14 @@ def _export(model: nn.Module) -> Any:
         return program.run_decompositions({})
 
 
-def trace(config: dict[str, Any], dtype: torch.dtype) -> fx.GraphModule:
-    """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when that cannot be had."""
+def trace(config: dict[str, Any], dtype: torch.dtype, context: int = 0) -> fx.GraphModule:
+    """The FX graph of `config` in `dtype`. Raises UnsupportedModelError when that cannot be had.
+
+    `context` is the longest sequence, which decides the factors of longrope; 0: within its switch.
+    """
     model = build_model(config, dtype)
     constants = _constants(model)
-    _freeze_rope(model)
+    _freeze_rope(model, constants, takes_long_factors(config, context))
     try:
         program = _export(model)
     except UnsupportedModelError:
