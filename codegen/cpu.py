@@ -17,7 +17,7 @@ from sitsc.codegen.cpu_package import compile_package, weight_key
 from sitsc.core import build_cache
 from sitsc.core.canonical import digest
 
-__all__ = ["SPEC", "generate", "moe_bytes", "weight_key", "workspace_bytes"]
+__all__ = ["SPEC", "generate", "libraries", "moe_bytes", "weight_key", "workspace_bytes"]
 
 SPEC = cpu_kernels.KernelSpec()
 
@@ -46,9 +46,9 @@ def generate(
     """Compile everything into folder/cpu. Raises CompileError."""
     target = folder / "cpu"
     target.mkdir(parents=True, exist_ok=True)
-    libraries = _libraries()
+    made = libraries()
     for name in ("kernels.so", "shims.so"):
-        shutil.copyfile(libraries / name, target / name)
+        shutil.copyfile(made / name, target / name)
     for name, text in cpu_kernels.render(SPEC).items():
         path = target / "source" / name
         path.parent.mkdir(exist_ok=True)
@@ -58,8 +58,11 @@ def generate(
     progress(1.0)
 
 
-def _libraries() -> Path:
-    """The folder of kernels.so and shims.so, compiled unless the cache has them."""
+def libraries() -> Path:
+    """The folder of kernels.so and shims.so, compiled unless the cache has them.
+
+    Raises CompileError and CacheError. The folder belongs to the cache: read it.
+    """
     sources = cpu_kernels.render(SPEC) | cpu_shims.render()
     key = digest([sources, cxx.compiler_version(), torch.__version__, *map(str, cpu_kernels.FLAGS)])
     return build_cache.find(key) or build_cache.add(key, _compile_libraries)

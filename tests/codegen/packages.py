@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sitsc.codegen import cpu_kernels, cpu_package, cpu_shims
+from sitsc.codegen import cpu, cpu_package
 from sitsc.core.weights import materialise
 
 PAGE_TOKENS = 16
@@ -52,11 +52,10 @@ def pools(graph: fx.Graph, pages: int) -> dict[str, Tensor]:
     return found
 
 
-def load_libraries(folder: Path) -> list[ctypes.CDLL]:
-    """Compile and load kernels and shims; keep the result as long as packages run."""
-    kernels = cpu_kernels.render(cpu_kernels.KernelSpec(page_tokens=PAGE_TOKENS))
-    cpu_kernels.compile_library(kernels, folder / "kernels.so")
-    cpu_shims.compile_shims(folder / "shims.so")
+def load_libraries() -> list[ctypes.CDLL]:
+    """Load kernels and shims; keep the result as long as packages run."""
+    assert cpu.SPEC.page_tokens == PAGE_TOKENS
+    folder = cpu.libraries()
     loaded = [
         ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
         for name in ("kernels.so", "shims.so")

@@ -57,8 +57,8 @@ class Compiled:
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load_libraries(tmp_path_factory.mktemp("libraries"))
+def libraries() -> Any:
+    return load_libraries()
 
 
 def _compile(families: tuple[str, ...], traced: Any, folder: Path) -> Compiled:

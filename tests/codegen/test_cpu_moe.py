@@ -1,7 +1,6 @@
 """The CPU kernel of mixture-of-experts layers through ctypes, against the torch reference."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,13 +8,7 @@ import torch
 from torch import Tensor
 
 from sitsc.codegen.cpu_ctypes import CpuKernels
-from sitsc.codegen.cpu_kernels import (
-    ISAS,
-    KernelSpec,
-    compile_library,
-    moe_workspace_bytes,
-    render,
-)
+from sitsc.codegen.cpu_kernels import moe_workspace_bytes
 from sitsc.core.interpret import relative_error
 from sitsc.core.ops.moe import SCORINGS, experts_reference, route_reference
 from sitsc.core.weight_formats import format_of, pack, pad_scale, quantize_int8
@@ -23,22 +16,6 @@ from sitsc.core.weight_formats import format_of, pack, pad_scale, quantize_int8
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 TOLERANCE = {F32: 5e-6, BF16: 2e-2}
 ACTIVATIONS = ["silu", "gelu_tanh", "gelu_erf", "relu", "swiglu_clamped"]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> CpuKernels:
-    path = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    compile_library(render(KernelSpec()), path)
-    return CpuKernels(path)
-
-
-@pytest.fixture(params=[isa.name for isa in ISAS])
-def kernels(library: CpuKernels, request: pytest.FixtureRequest) -> Iterator[CpuKernels]:
-    if not library.select_isa(request.param):
-        pytest.skip(f"this CPU does not run {request.param}")
-    yield library
-    library.library.sitsc_cpu_set_workspace(None, 0)
-    library.select_isa(None)
 
 
 def packed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
