@@ -10,50 +10,59 @@ from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json, 
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
 
-_MODEL = "A model folder (config.json and safetensors), a .gguf or a .onnx file."
+_Model = Annotated[
+    Path,
+    typer.Argument(help="A model folder (config.json and safetensors), a .gguf or a .onnx file."),
+]
+_Out = Annotated[Path | None, typer.Option("-o", "--out", help="New folder. [MODEL-TARGET.sitsc]")]
+_Target = Annotated[str, typer.Option(help="What to compile for.")]
+_Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+_Weights = Annotated[str, typer.Option(help="Quantise weights: none or int8.")]
+_Residual = Annotated[
+    str, typer.Option(help="GPU: the residual stream: auto (float32), float32 or bfloat16.")
+]
+_MaxContext = Annotated[
+    int, typer.Option(help="Tokens of one request; 0: as the model says, 8192 at most.")
+]
+_MaxBatch = Annotated[int, typer.Option(help="Sequences in one step.")]
+_Chunk = Annotated[int, typer.Option(help="Prompt tokens of one sequence in one step.")]
+_KvTokens = Annotated[int, typer.Option(help="Tokens in the KV pool; 0: two full contexts.")]
+_PageTokens = Annotated[int, typer.Option(help="Tokens of a KV page; 0: 16 on CPUs, 64 on GPUs.")]
+_Pack = Annotated[
+    bool | None,
+    typer.Option(
+        "--pack/--no-pack",
+        help="Weights inside the artifact or not; by default below 2 GiB and when quantised.",
+    ),
+]
+_Check = Annotated[
+    bool, typer.Option("--check", help="Execute a small model before and after every pass.")
+]
+_Allowed = Annotated[
+    list[str] | None, typer.Option(help="A key of config.json to ignore; repeatable.")
+]
+_Dump = Annotated[
+    Path | None, typer.Option(help="Folder for the text of the graph after every pass.")
+]
 
 
 def compile(  # the CLI name; the builtin is not used in this package
-    model: Annotated[Path, typer.Argument(help=_MODEL)],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="New folder. [MODEL-TARGET.sitsc]")
-    ] = None,
-    target: Annotated[str, typer.Option(help="What to compile for.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    weights: Annotated[str, typer.Option(help="Quantise weights: none or int8.")] = "none",
-    kv_dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    residual: Annotated[
-        str, typer.Option(help="GPU: the residual stream: auto (as computed) or float32.")
-    ] = "auto",
-    max_context: Annotated[
-        int, typer.Option(help="Tokens of one request; 0: as the model says, 8192 at most.")
-    ] = 0,
-    max_batch: Annotated[int, typer.Option(help="Sequences in one step.")] = 8,
-    prefill_chunk_tokens: Annotated[
-        int, typer.Option(help="Prompt tokens of one sequence in one step.")
-    ] = 512,
-    kv_tokens: Annotated[
-        int, typer.Option(help="Tokens in the KV pool; 0: two full contexts.")
-    ] = 0,
-    page_tokens: Annotated[
-        int, typer.Option(help="Tokens of a KV page; 0: 16 on CPUs, 64 on GPUs.")
-    ] = 0,
-    pack: Annotated[
-        bool | None,
-        typer.Option(
-            "--pack/--no-pack",
-            help="Weights inside the artifact or not; by default below 2 GiB and when quantised.",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Execute a small model before and after every pass.")
-    ] = False,
-    allow_unknown_key: Annotated[
-        list[str] | None, typer.Option(help="A key of config.json to ignore; repeatable.")
-    ] = None,
-    dump: Annotated[
-        Path | None, typer.Option(help="Folder for the text of the graph after every pass.")
-    ] = None,
+    model: _Model,
+    out: _Out = None,
+    target: _Target = "cpu",
+    dtype: _Dtype = "auto",
+    weights: _Weights = "none",
+    kv_dtype: _Dtype = "auto",
+    residual: _Residual = "auto",
+    max_context: _MaxContext = 0,
+    max_batch: _MaxBatch = 8,
+    prefill_chunk_tokens: _Chunk = 512,
+    kv_tokens: _KvTokens = 0,
+    page_tokens: _PageTokens = 0,
+    pack: _Pack = None,
+    check: _Check = False,
+    allow_unknown_key: _Allowed = None,
+    dump: _Dump = None,
     as_json: Json = False,
 ) -> None:
     """Compile MODEL into an artifact; needs no weights in memory and no device."""

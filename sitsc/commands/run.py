@@ -6,41 +6,53 @@ from typing import Annotated
 
 import typer
 
-from sitsc.commands.generation import generate, load_session, speed_line, timings
+from sitsc.commands.generation import Loaded, generate, load_session, speed_line, timings
 from sitsc.commands.output import Json, MemoryLimit, print_json, remark, size_bytes
 from sitsc.core.errors import RequestError
 from sitsc.core.sampling import SamplingOptions
 
+_Artifact = Annotated[Path, typer.Argument(help="The folder that sitsc compile wrote.")]
+_Text = Annotated[str, typer.Argument(help='The prompt, or "-" to read it from stdin.')]
+_Chat = Annotated[
+    bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
+]
+_Embed = Annotated[bool, typer.Option("--embed", help="Print the vector of TEXT; for encoders.")]
+_MaxTokens = Annotated[int, typer.Option(help="Tokens of the answer.")]
+_Temperature = Annotated[float, typer.Option(help="0 takes the best token.")]
+_TopK = Annotated[int, typer.Option(help="Draw from so many best tokens; 0: all.")]
+_TopP = Annotated[float, typer.Option(help="Draw from the best that have this share.")]
+_MinP = Annotated[float, typer.Option(help="Least share of the best token's.")]
+_Penalty = Annotated[float, typer.Option(help="Above 1: repeat less.")]
+_Seed = Annotated[int | None, typer.Option(help="The same seed draws the same text.")]
+_Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")]
+_Weights = Annotated[
+    Path | None, typer.Option(help="The checkpoint, for an artifact without weights.")
+]
+_Random = Annotated[
+    bool, typer.Option("--random-weights", help="Random weights, for measuring only.")
+]
+_Verify = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="Check every file's checksum first.")
+]
+
 
 def run(
-    artifact: Annotated[Path, typer.Argument(help="The folder that sitsc compile wrote.")],
-    text: Annotated[str, typer.Argument(help='The prompt, or "-" to read it from stdin.')],
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
-    ] = False,
-    embed: Annotated[
-        bool, typer.Option("--embed", help="Print the vector of TEXT; for encoders.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the best token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from so many best tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the best that have this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Least share of the best token's.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="The checkpoint, for an artifact without weights.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Random weights, for measuring only.")
-    ] = False,
+    artifact: _Artifact,
+    text: _Text,
+    chat: _Chat = False,
+    embed: _Embed = False,
+    max_tokens: _MaxTokens = 256,
+    temperature: _Temperature = 0.0,
+    top_k: _TopK = 0,
+    top_p: _TopP = 1.0,
+    min_p: _MinP = 0.0,
+    repetition_penalty: _Penalty = 1.0,
+    seed: _Seed = None,
+    stop: _Stop = None,
+    weights: _Weights = None,
+    random_weights: _Random = False,
     memory_limit: MemoryLimit = None,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Check every file's checksum first.")
-    ] = True,
+    verify: _Verify = True,
     as_json: Json = False,
 ) -> None:
     """Answer TEXT with the model of an artifact."""
@@ -57,14 +69,17 @@ def run(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    prompt = read_prompt(text)
+    prompt, limit = read_prompt(text), size_bytes(memory_limit)
     loaded = load_session(
-        artifact,
-        weights,
-        verify,
-        random_weights=random_weights,
-        memory_limit=size_bytes(memory_limit),
+        artifact, weights, verify, random_weights=random_weights, memory_limit=limit
     )
+    print_answer(loaded, prompt, options, chat, as_json)
+
+
+def print_answer(
+    loaded: Loaded, prompt: str, options: SamplingOptions, chat: bool, as_json: bool
+) -> None:
+    """Generate and print: text as it comes and the speed after it, or JSON at the end."""
     made = generate(loaded.session, prompt, options, chat, _silent if as_json else show)
     if as_json:
         value = {"text": made.text, "token_ids": made.token_ids}
@@ -73,11 +88,11 @@ def run(
     else:
         print()
         remark(speed_line(loaded, made))
-    if made.finish_reason == "length" and (count := len(made.token_ids)) < max_tokens:
+    if made.finish_reason == "length" and (count := len(made.token_ids)) < options.max_tokens:
         context = loaded.session.engine.scheduler.context_tokens
         print(
-            f"sitsc: the answer was cut after {count} of {max_tokens} tokens: prompt and answer"
-            f" share a context of {context} — sitsc compile --max-context sets it",
+            f"sitsc: the answer was cut after {count} of {options.max_tokens} tokens: prompt and"
+            f" answer share a context of {context} — sitsc compile --max-context sets it",
             file=sys.stderr,
         )
 
