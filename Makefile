@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer, make and g++; everything else is installed into .venv.
 #   make demo   a real model from download to answer
-#   make test   lint, types and all CPU tests (TESTS=tests/core to run some)
+#   make test   lint, types and all CPU tests (TESTS=tests/core to run some, WORKERS=4 processes)
 
 PYTHON ?= python3
 CXX := $(if $(filter default undefined,$(origin CXX)),g++,$(CXX))
@@ -15,6 +15,9 @@ FETCH := import pathlib, sitsc.models.fetch as f; f.fetch_smollm2(pathlib.Path("
 FETCH_MINILM := import pathlib, sitsc.models.fetch_minilm as f; f.fetch_minilm(pathlib.Path("$(MODELS)"))
 OLD := import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed")
 TESTS ?=
+# A file of tests is one process's; threads that wait do so without taking the other's core.
+WORKERS ?= 2
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint format clean
 
@@ -22,7 +25,7 @@ demo: $(INSTALLED)
 	$(BIN)/sitsc demo
 
 test: lint $(MODEL) $(MINILM)
-	SITSC_SMOLLM2=$(MODEL) SITSC_MINILM=$(MINILM) $(BIN)/pytest $(TESTS)
+	SITSC_SMOLLM2=$(MODEL) SITSC_MINILM=$(MINILM) $(PYTEST) $(TESTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,13 +1,18 @@
-"""Fixtures that every test may use: golden texts, and tiny traced graphs shared by a session."""
+"""Fixtures that every test may use: golden texts, tiny traced graphs, one compiled model.
+
+What takes long is made once a run and shared by the worker processes of `pytest -n`.
+"""
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from torch import fx, nn
 
@@ -17,7 +22,17 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("sitsc", deadline=None)
 settings.load_profile("sitsc")
 
+Shared = Callable[[str, Callable[[Path], Any]], Path]
 Traced = Callable[[dict[str, Any], str], fx.GraphModule]
+
+
+# Files that take longest, so that they begin first and no process is left alone with one.
+FIRST = ("test_cpu_families", "test_decoder_modules", "test_several_artifacts")
+FIRST += ("test_experts_end_to_end",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,18 +73,45 @@ def traced() -> Traced:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with random float32 weights; read it, do not change it."""
-    from sitsc.models.random_checkpoint import write_random  # noqa: PLC0415
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """shared(name, make): the folder that `make` has filled, made once by whichever worker asks.
 
-    return write_random("tiny-llama", tmp_path_factory.mktemp("tiny") / "model", dtype="float32")
+    Several tests and processes read it: what is there must not be changed.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of all workers of this run
+
+    def get(name: str, make: Callable[[Path], Any]) -> Path:
+        folder = root / f"shared-{name}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                partial = tmp_path_factory.mktemp(name)
+                make(partial)
+                partial.rename(folder)
+        return folder
+
+    return get
 
 
 @pytest.fixture(scope="session")
-def tiny_artifact(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small Llama, compiled once a session; copy it before changing anything."""
+def tiny_checkpoint(shared: Shared) -> Path:
+    """A small Llama with random float32 weights; read it, do not change it."""
+    from sitsc.models.random_checkpoint import write_random  # noqa: PLC0415
+
+    def make(folder: Path) -> None:
+        write_random("tiny-llama", folder / "model", dtype="float32")
+
+    return shared("tiny", make) / "model"
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tiny_checkpoint: Path, shared: Shared) -> Path:
+    """The small Llama, compiled once a run; copy it before changing anything."""
     from sitsc.core.options import CompileOptions  # noqa: PLC0415
     from sitsc.pipeline import compile_model  # noqa: PLC0415
 
-    out = tmp_path_factory.mktemp("compiled") / "tiny.sitsc"
-    return compile_model(tiny_checkpoint, out, CompileOptions()).root
+    def make(folder: Path) -> None:
+        compile_model(tiny_checkpoint, folder / "tiny.sitsc", CompileOptions())
+
+    return shared("compiled", make) / "tiny.sitsc"
