@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import bind
 from sitsc.frontend.experts import experts, renamed, stacked_parameters
 from sitsc.frontend.longrope import long_frequencies, takes_long_factors
@@ -175,6 +176,7 @@ def trace(config: dict[str, Any], dtype: torch.dtype, context: int = 0) -> fx.Gr
         ) from error
     module = bind(program, constants, _owners(model), stacked_parameters(model))
     _check_complete(module.graph, model)
+    check_tokens_apart(module.graph)
     return module
 
 
