@@ -69,6 +69,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama_biased": _config("llama", attention_bias=True, mlp_bias=True),
     "mistral": _config("mistral", sliding_window=16),
     "mistral_nemo": _config("mistral", sliding_window=None, head_dim=24),
+    "ministral3": _config(
+        "ministral3",
+        rope_theta=None,
+        rope_parameters=_YARN
+        | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
     "qwen2": _config("qwen2", head_dim=None),
     "qwen2_windows": _config(
         "qwen2", head_dim=None, use_sliding_window=True, sliding_window=16, max_window_layers=1

@@ -57,7 +57,8 @@ def untested_family(kind: str) -> dict[str, Any] | None:
     if kind not in NAMES or not isinstance(NAMES[kind], str):
         return None
     try:
-        declared = json.loads(AutoConfig.for_model(kind).to_json_string(use_diff=False))
+        usual = AutoConfig.for_model(kind)
+        declared = json.loads(usual.to_json_string(use_diff=False))
     except Exception:  # (a class of transformers that cannot stand alone)
         return None
     return {
@@ -67,6 +68,7 @@ def untested_family(kind: str) -> dict[str, Any] | None:
         "theta_default": True,
         "consumed": [key for key in declared if key not in ("model_type", "architectures")],
         "optional": ["intermediate_size", "max_position_embeddings"],
+        "aliases": {name: own for name, own in usual.attribute_map.items() if own in declared},
     }
 
 

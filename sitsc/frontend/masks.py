@@ -17,8 +17,8 @@ from sitsc.core.errors import UnsupportedModelError
 # Rows of the mask that are looked at, beside those around a window's edge.
 _ROWS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 1000, 4096)
 
-_OWN = "the model has attention of its own, which the compiler does not know"
-_OWN_HINT = "biases by distance (ALiBi) and layers that choose what they see cannot be compiled"
+OWN = "the model has attention of its own, which the compiler does not know"
+OWN_HINT = "biases by distance (ALiBi) and layers that choose what they see cannot be compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Seen:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedModelError(_OWN, hint=_OWN_HINT)
+        raise UnsupportedModelError(OWN, hint=OWN_HINT)
 
     def __getitem__(self, key: Any) -> Any:
-        raise UnsupportedModelError(_OWN, hint=_OWN_HINT)
+        raise UnsupportedModelError(OWN, hint=OWN_HINT)
 
     def __radd__(self, other: Any) -> Any:
-        raise UnsupportedModelError(_OWN, hint=_OWN_HINT)
+        raise UnsupportedModelError(OWN, hint=OWN_HINT)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ def check_rope(config: dict[str, Any], family: dict[str, Any], allow: frozenset[
     """Old and new spelling of rope settings, and that they say the same where both are given."""
     if family.get("no_rope"):
         return
+    own = ("rope_parameters", "rope_scaling")
+    allow |= {f"{key}.{part}" for key in own for part in family.get("rope_keys", ())}
     theta = config.get("rope_theta")
     if theta is not None and not is_positive(theta):
         raise bad_value("rope_theta", theta, "a positive number is needed")

@@ -19,7 +19,7 @@ from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import bind
 from sitsc.frontend.experts import experts, renamed, stacked_parameters
 from sitsc.frontend.longrope import long_frequencies, takes_long_factors
-from sitsc.frontend.masks import agreed_window, told_masks
+from sitsc.frontend.masks import OWN, OWN_HINT, agreed_window, told_masks
 
 _HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states"}
 _HARMLESS |= {"output_router_logits", "return_dict", "cache_position"}
@@ -107,6 +107,8 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
                 dtype=dtype,
             )
     except Exception as error:  # transformers checks values in many ways and by many classes
+        if isinstance(error, KeyError) and error.args == ("sitsc",):
+            raise UnsupportedModelError(OWN, where="config.json", hint=OWN_HINT) from error
         raise UnsupportedModelError(
             f"model_type {kind!r} cannot be built: {' '.join(str(error).split())[:200]}",
             where="config.json",

@@ -13,6 +13,7 @@ from sitsc.frontend.model_tensors import model_shapes
 from tests.frontend.test_config_lint import infos
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3") + (
+    "ministral3",
     "gpt2",
     "gpt_neox",
     "starcoder2",
