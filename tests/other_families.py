@@ -50,7 +50,7 @@ _LEFT_OUT = ("architectures", "id2label", "label2id", "transformers_version", "d
 _LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 _HEADS = {"head_dim": 16}
 _CHANGES: dict[str, dict[str, Any]] = {
-    "deepseek_v2": _LATENT | {"n_group": 1, "topk_method": "greedy"},
+    "deepseek_v2": _LATENT | {"n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "glm4_moe_lite": _LATENT,
     "minicpm3": _LATENT,
     "hunyuan_v1_dense": _HEADS,
