@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sitsc import lowering, packer
 from sitsc.commands.lint import lines
-from sitsc.core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sitsc.core.errors import CheckpointError, ConfigError, SitscError, UnsupportedModelError
 from sitsc.core.interpret import relative_error, run_graph, step_inputs
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
+from sitsc.frontend.config_lint import config_problems
 from sitsc.frontend.lint import check, lint_checkpoint
-from sitsc.frontend.nested import nested_knowledge
+from sitsc.frontend.nested import is_nested, nested_knowledge, open_nested, outer_problems
 from sitsc.models.random_tokenizer import write_tokenizer
 from sitsc.pipeline import compile_model
 from sitsc.runtime.loader import load
@@ -173,6 +176,31 @@ def test_models_that_are_refused_by_name(config: dict[str, Any], message: str, t
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {}} | config))
     with pytest.raises((UnsupportedModelError, ConfigError), match=message):
         check(open_checkpoint(tmp_path), NONE)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    ["hidden_size", "num_hidden_layers", "num_attention_heads", "layer_types", "rope_scaling"]
+    + ["rope_parameters", "model_type", "vocab_size", "sliding_window", "dtype", "eos_token_id"]
+    + ["tie_word_embeddings", "text_config", "vision_config", "my_key"]
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(MODELS)), st.dictionaries(KEYS, JSON), st.dictionaries(KEYS, JSON))
+def test_any_config_is_read_or_refused(kind: str, outer: dict[str, Any], inner: dict[str, Any]):
+    config = {"model_type": kind, "text_config": inner} | outer
+    try:
+        if is_nested(config):
+            found, nested = open_nested(config, {})
+            assert all(isinstance(p, SitscError) for p in outer_problems(nested, NONE))
+            assert all(isinstance(p, SitscError) for p in config_problems(found, NONE))
+    except SitscError:
+        pass
 
 
 def test_an_old_flat_config_of_qwen2_vl(tmp_path: Path):
