@@ -17,14 +17,13 @@ from sitsc.pipeline import compile_model
 
 PLAN_8B = """
 import json, resource, sys, time
-start = time.perf_counter()
 from sitsc.core.options import CompileOptions
 from sitsc.pipeline import inspect, plan_checkpoint
 options = CompileOptions()
 plan = plan_checkpoint(inspect(sys.argv[1], options), options).plan
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 classes = [len(c.layers) for c in plan.model.layer_classes]
-found = {"seconds": time.perf_counter() - start, "peak": peak, "classes": classes}
+found = {"seconds": time.process_time(), "peak": peak, "classes": classes}
 print(json.dumps(found | {"weights": plan.memory.weights_bytes}))
 """
 
@@ -37,8 +36,9 @@ def test_planning_llama3_8b_reads_no_weight(tmp_path):
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["classes"] == [31, 1]  # the last one computes only rows that need logits
     assert 16.0e9 < found["weights"] < 16.2e9
-    assert found["peak"] < 2 << 30
-    assert found["seconds"] < 60
+    # The limits are 2 GiB and a minute; time is the process's own, other tests run beside it.
+    assert found["peak"] < 1 << 30
+    assert found["seconds"] < 50
 
 
 @pytest.fixture
