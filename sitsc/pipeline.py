@@ -15,16 +15,18 @@ from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
-from sitsc.core.errors import CompileError
+from sitsc.core.errors import CompileError, UnsupportedModelError
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.core.reference import write_reference
 from sitsc.core.tuning import TuneSet
+from sitsc.frontend import onnx_lint
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
-from sitsc.frontend.lint import Finding, LintReport, lint_checkpoint
+from sitsc.frontend.encoder_lint import lint_encoder
+from sitsc.frontend.lint import LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
 from sitsc.frontend.longrope import longrope_warnings
 
@@ -115,14 +117,16 @@ def lint_model(
     read_weights: bool = False,
 ) -> LintReport:
     """Everything that its files tell about `model`. Raises CheckpointError when it cannot open."""
-    checkpoint = open_checkpoint(model)
+    try:
+        checkpoint = open_checkpoint(model)
+    except UnsupportedModelError as error:
+        if not onnx_lint.is_onnx(model):
+            raise
+        return onnx_lint.refused(model, error)
     if checkpoint.program is not None:
-        count = {"consumed": len(checkpoint.tensors)}
-        return LintReport(str(checkpoint.config["model_type"]), (), count, {}, ())
+        return onnx_lint.lint_onnx(checkpoint)
     if is_encoder(checkpoint):
-        count = {"present": len(checkpoint.tensors)}
-        remark = Finding("warning", "a text encoder: compile checks it, lint does not")
-        return LintReport(str(checkpoint.config.get("model_type")), (), count, {}, (remark,))
+        return lint_encoder(checkpoint, frozenset(allow))
     return lint_checkpoint(checkpoint, frozenset(allow), dtype, read_weights=read_weights)
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sitsc import export_onnx
 from sitsc.core.errors import ArtifactError, CheckpointError, ConfigError, RequestError
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
 from sitsc.frontend.encoder import load_encoder, read_pooling
-from sitsc.pipeline import compile_model
+from sitsc.pipeline import compile_model, lint_model
 from sitsc.runtime.embedding import load_embedder
 from sitsc.runtime.loader import load
 from tests.commands.command_line import call
@@ -125,6 +126,23 @@ def test_an_exported_encoder_gives_the_same_vectors(bert: Path, tmp_path: Path):
     assert (load_embedder(made.root).embed(TEXTS) - wanted).abs().max() < 1e-5
 
 
+def test_an_encoder_is_exported_and_read_again(bert: Path, artifact: Path, tmp_path: Path):
+    import onnxruntime  # noqa: PLC0415
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    export_onnx(artifact, tmp_path / "model.onnx")
+    batch = AutoTokenizer.from_pretrained(bert)(TEXTS, padding=True, return_tensors="np")
+    feed = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    found = torch.from_numpy(session.run(["embeddings"], feed)[0])
+    wanted = load_embedder(artifact).embed(TEXTS)
+    assert (found - wanted).abs().max() < 1e-5
+    again = load_encoder(open_checkpoint(tmp_path / "model.onnx"), frozenset())
+    with torch.no_grad():
+        back = again(*(torch.from_numpy(value) for value in feed.values()))["embeddings"]
+    assert (back - wanted).abs().max() < 1e-5
+
+
 def _pooling(root: Path, path: str = "1_Pooling", **modes: bool) -> None:
     modules = [{"type": "sentence_transformers.models.Pooling", "path": path}]
     (root / "modules.json").write_text(json.dumps(modules))
@@ -158,6 +176,26 @@ def test_an_unknown_key_is_an_error(bert: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="new_scaling"):
         load_encoder(open_checkpoint(tmp_path), frozenset())
+
+
+def test_lint_tells_every_key_and_tensor(bert: Path, tmp_path: Path):
+    report = lint_model(bert)
+    assert report.ok and report.model_type == "bert"
+    assert set(report.left_out.values()) == {"the pooler is no part of the vectors"}
+    assert report.tensors["consumed"] == 37 and len(report.left_out) == 2
+    uses = {key.key: key.use for key in report.keys}
+    assert uses["hidden_size"] == "consumed" and uses["hidden_dropout_prob"] == "inert"
+    for file in bert.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((bert / "config.json").read_text())
+    wrong = {"odd": 1, "position_embedding_type": "relative_key", "is_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+    found = lint_model(tmp_path).findings
+    assert [f.level for f in found] == ["error"] * 3
+    assert all(any(key in f.what for f in found) for key in wrong)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    unused = [f.what for f in lint_model(tmp_path).findings]
+    assert len(unused) == 16 and all("has no use" in what for what in unused)
 
 
 def test_minilm_has_the_vectors_of_transformers(tmp_path: Path):

@@ -52,6 +52,21 @@ def test_outputs_equal_eager(size: tuple[int, int], encoder: Encoder, compiled: 
         assert (value - wanted[name]).abs().max() <= 1e-5
 
 
+def test_it_is_exported_as_onnx(encoder: Encoder, compiled: Any, tmp_path: Path):
+    import onnxruntime  # noqa: PLC0415
+
+    compiled.export_onnx(tmp_path / "encoder.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "encoder.onnx"))
+    assert [item.shape for item in session.get_inputs()] == [["batch", "words"]] * 2
+    for size in SIZES:
+        ids, mask = _inputs(*size)
+        with torch.no_grad():
+            wanted = encoder(ids, mask)
+        feed = {"ids": ids.numpy(), "mask": mask.numpy()}
+        for name, value in zip(("hidden", "scores"), session.run(None, feed), strict=True):
+            assert (torch.from_numpy(value) - wanted[name]).abs().max() <= 1e-5
+
+
 def test_the_plan_names_inputs_and_outputs(compiled: Any):
     plan = read_plan(compiled.text("plan.json"))
     launch = plan.regimes[0].groups[0].launches[0]

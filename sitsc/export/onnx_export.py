@@ -47,10 +47,10 @@ def write_onnx(
     stored = read or packed_reader(artifact)
     written = GraphWriter(reference, artifact.plan, stored).write()
     promises = list(written.builder.promises.values())
-    return write_model(_model(artifact, written), promises, out, progress, outside_bytes)
+    return write_model(model_of(artifact, written), promises, out, progress, outside_bytes)
 
 
-def _model(artifact: Artifact, written: Written) -> onnx.ModelProto:
+def model_of(artifact: Artifact, written: Written) -> onnx.ModelProto:
     """The model without weights."""
     builder, name = written.builder, artifact.plan.model.architecture
     constants = list(builder.constants.values())

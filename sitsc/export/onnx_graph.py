@@ -33,6 +33,7 @@ from sitsc.export.onnx_builder import Builder
 from sitsc.export.onnx_expert_ops import EXPERT_OPS
 from sitsc.export.onnx_layer_ops import LAYER_OPS
 from sitsc.export.onnx_math_ops import MATH_OPS
+from sitsc.export.onnx_picture_ops import PICTURE_OPS
 from sitsc.export.onnx_shape_ops import SHAPE_OPS, Operator
 from sitsc.export.onnx_stored import ReadStored, Stored, plain
 from sitsc.export.onnx_values import (
@@ -46,7 +47,7 @@ from sitsc.export.onnx_values import (
 
 ATTENTION = "sitsc.paged_attention.default"
 OPERATORS: dict[str, Operator] = {f"aten.{name}": call for name, call in SHAPE_OPS.items()}
-OPERATORS |= {f"aten.{name}": call for name, call in MATH_OPS.items()}
+OPERATORS |= {f"aten.{name}": call for name, call in (MATH_OPS | PICTURE_OPS).items()}
 OPERATORS |= {f"sitsc.{name}": call for name, call in (LAYER_OPS | EXPERT_OPS).items()}
 _ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "floordiv": "Div", "mod": "Mod"}
 _PACKED = ("weight", "scale", "gate_up", "gate_up_scale", "down", "down_scale")
@@ -106,7 +107,7 @@ class GraphWriter:
             return self._arithmetic(name.partition(".")[2], given)
         target = operator_of(name)
         schema = target._schema.arguments  # pyright: ignore
-        whole = {a.name: a.default_value for a in schema if a.has_default_value()}
+        whole = {a.name: a.default_value for a in schema}
         whole |= {a.name: item for a, item in zip(schema, given, strict=False)} | named
         packed = _PACKED if name.startswith("sitsc.") else ()
         whole = {k: item if k in packed else self._value(item) for k, item in whole.items()}
@@ -238,12 +239,11 @@ class GraphWriter:
 
     def _plain_outputs(self) -> list[ValueInfoProto]:
         infos, results = [], iter(self._results())
-        taken = {info.name for info in self._plain_inputs()}
         for output in _launch(self.plan).outputs:
             if output.dtype == "none":
                 continue
             value = next(results)
-            name = output.name if output.name not in taken else f"{output.name}_out"
+            name = output.name if output.name not in self.inputs else f"{output.name}_out"
             self.builder.named("Identity", name, value.name)
             kind = ONNX_TYPES[value.dtype]
             infos.append(helper.make_tensor_value_info(name, kind, list(output.shape)))

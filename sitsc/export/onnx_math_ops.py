@@ -227,18 +227,25 @@ def vector_norm(b: Builder, a: Arguments) -> str:
 
 
 def variance(b: Builder, a: Arguments) -> str:
-    """var with a correction."""
-    value = a["self"]
-    dims = [d % value.rank for d in (a["dim"] or range(value.rank))]
-    sizes = [value.shape[d] for d in dims]
+    """var with a correction (or `unbiased`, which is one of 1)."""
+    value, dims = a["self"], a["dim"]
+    dims = [dims] if isinstance(dims, int) else list(dims or range(value.rank))
+    axes = [d % value.rank for d in dims]
+    sizes = [value.shape[d] for d in axes]
     count = math.prod(size for size in sizes if size is not None)
-    correction = 1 if a["correction"] is None else a["correction"]
+    correction = a["correction"] if "correction" in a else int(a["unbiased"])
     if None in sizes:
         raise UnwrittenError("over a free size")
-    axes = b.constant(dims)
-    centred = b.node("Sub", value.name, b.node("ReduceMean", value.name, axes, keepdims=1))
-    total = b.node("ReduceSumSquare", centred, axes, keepdims=int(a["keepdim"]))
-    return b.node("Div", total, b.real(float(max(0, count - correction))))
+    over = b.constant(axes)
+    centred = b.node("Sub", value.name, b.node("ReduceMean", value.name, over, keepdims=1))
+    total = b.node("ReduceSumSquare", centred, over, keepdims=int(a["keepdim"]))
+    whole = count - (1 if correction is None else correction)
+    return b.node("Div", total, b.real(float(max(0, whole))))
+
+
+def deviation(b: Builder, a: Arguments) -> str:
+    """std."""
+    return b.node("Sqrt", variance(b, a))
 
 
 def extreme(op: str) -> Operator:
@@ -312,7 +319,8 @@ def layer_norm(b: Builder, a: Arguments) -> str:
     """layer_norm over the last dimensions."""
     value, count = a["input"], len(a["normalized_shape"])
     weight = a["weight"]
-    scale = weight.name if weight is not None else filled_ones(b, a["normalized_shape"])
+    ones = list(a["normalized_shape"])
+    scale = b.node("Expand", b.real(1.0), b.sizes(ones)) if weight is None else weight.name
     inputs = [value.name, scale] + ([] if a["bias"] is None else [a["bias"].name])
     return b.node("LayerNormalization", *inputs, axis=-count, epsilon=float(a["eps"]))
 
@@ -320,36 +328,6 @@ def layer_norm(b: Builder, a: Arguments) -> str:
 def native_layer_norm(b: Builder, a: Arguments) -> list[str]:
     """layer_norm with what only training reads."""
     return [layer_norm(b, a), "", ""]
-
-
-def filled_ones(b: Builder, sizes: Any) -> str:
-    """A tensor of ones."""
-    return b.node("Expand", b.real(1.0), b.sizes(list(sizes)))
-
-
-def batch_norm(b: Builder, a: Arguments) -> list[str]:
-    """Batch norm of inference."""
-    value = a["input"]
-    width = [value.shape[1]]
-    weight = a["weight"].name if a["weight"] is not None else filled_ones(b, width)
-    zero = b.node("Expand", b.real(0.0), b.sizes(width)) if a["bias"] is None else a["bias"].name
-    names = (value.name, weight, zero, a["running_mean"].name, a["running_var"].name)
-    return [b.node("BatchNormalization", *names, epsilon=float(a["eps"])), "", ""]
-
-
-def convolution(b: Builder, a: Arguments) -> str:
-    """Conv, and ConvTranspose where it is turned round."""
-    inputs = [a["input"].name, a["weight"].name]
-    inputs += [] if a["bias"] is None else [a["bias"].name]
-    given: dict[str, Any] = {
-        "strides": list(a["stride"]),
-        "pads": [*a["padding"], *a["padding"]],
-        "dilations": list(a["dilation"]),
-        "group": a["groups"],
-    }
-    if a["transposed"]:
-        return b.node("ConvTranspose", *inputs, output_padding=list(a["output_padding"]), **given)
-    return b.node("Conv", *inputs, **given)
 
 
 def attention(b: Builder, a: Arguments) -> str:
@@ -398,9 +376,9 @@ MATH_OPS: dict[str, Operator] = {
     **dict.fromkeys(("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"), power),
     **{f"{n}.{k}": compare(op) for n, op in _COMPARED.items() for k in ("Tensor", "Scalar")},
     **dict.fromkeys(("ne.Tensor", "ne.Scalar"), differ),
-    **{f"{n}.Tensor": logic("And") for n in ("__and__", "bitwise_and")},
-    **{f"{n}.Tensor": logic("Or") for n in ("__or__", "bitwise_or")},
-    **{f"{n}.Tensor": logic("Xor") for n in ("__xor__", "bitwise_xor")},
+    **{f"{n}.{k}": logic("And") for n in ("__and__", "bitwise_and") for k in ("Tensor", "Scalar")},
+    **{f"{n}.{k}": logic("Or") for n in ("__or__", "bitwise_or") for k in ("Tensor", "Scalar")},
+    **{f"{n}.{k}": logic("Xor") for n in ("__xor__", "bitwise_xor") for k in ("Tensor", "Scalar")},
     "logical_and.default": logical("And"),
     "logical_or.default": logical("Or"),
     "logical_xor.default": logical("Xor"),
@@ -425,7 +403,8 @@ MATH_OPS: dict[str, Operator] = {
     **dict.fromkeys(("any.default", "any.dim"), truth("ReduceMax")),
     **dict.fromkeys(("all.default", "all.dim"), truth("ReduceMin")),
     "linalg_vector_norm.default": vector_norm,
-    "var.correction": variance,
+    **dict.fromkeys(("var.correction", "var.dim"), variance),
+    **dict.fromkeys(("std.correction", "std.dim"), deviation),
     "max.dim": extreme("Max"),
     "min.dim": extreme("Min"),
     "argmax.default": argument_of("ArgMax"),
@@ -438,7 +417,5 @@ MATH_OPS: dict[str, Operator] = {
     "addmm.default": addmm,
     "layer_norm.default": layer_norm,
     "native_layer_norm.default": native_layer_norm,
-    "_native_batch_norm_legit_no_training.default": batch_norm,
-    "convolution.default": convolution,
     "scaled_dot_product_attention.default": attention,
 }

@@ -93,6 +93,16 @@ def split(b: Builder, a: Arguments) -> list[str]:
     return b.nodes_of("Split", (value.name, b.sizes(sizes)), len(sizes), axis=axis)
 
 
+def unbind(b: Builder, a: Arguments) -> list[str]:
+    """All indices of a dimension of a known size."""
+    value = a["self"]
+    axis = a["dim"] % value.rank
+    count = value.shape[axis]
+    if count is None:
+        raise UnwrittenError("of a free size")
+    return [b.node("Gather", value.name, b.constant(i), axis=axis) for i in range(count)]
+
+
 def concat(b: Builder, a: Arguments) -> str:
     """Tensors one after another, in their common type."""
     values: list[Value] = [v for v in a["tensors"] if v.shape != (0,)]
@@ -249,10 +259,24 @@ def flip(b: Builder, a: Arguments) -> str:
 def pad(b: Builder, a: Arguments) -> str:
     """constant_pad_nd; amounts count from the last dimension."""
     value, amounts = a["self"], list(a["pad"])
+    if a.get("mode", "constant") != "constant":
+        raise UnwrittenError(f"by {a['mode']}")
+    number = 0 if a["value"] is None else a["value"]
     pairs = [amounts[i : i + 2] for i in range(0, len(amounts), 2)][::-1]
     pairs = [[0, 0]] * (value.rank - len(pairs)) + pairs
     ends = b.sizes([pair[0] for pair in pairs] + [pair[1] for pair in pairs])
-    return b.node("Pad", value.name, ends, b.operand(a["value"], value.dtype), mode="constant")
+    return b.node("Pad", value.name, ends, b.operand(number, value.dtype), mode="constant")
+
+
+def eye(b: Builder, a: Arguments) -> str:
+    """The unit matrix."""
+    dtype = computed(a.get("dtype") or torch.float32)
+    count = a["n"]
+    row = b.node("Range", b.constant(0), b.operand(count, INT64), b.constant(1))
+    other = a.get("m", count)
+    column = b.node("Range", b.constant(0), b.operand(other, INT64), b.constant(1))
+    hit = b.node("Equal", b.unsqueeze(row, 1), column)
+    return hit if dtype == torch.bool else b.cast(hit, dtype)
 
 
 def where(b: Builder, a: Arguments) -> str:
@@ -282,6 +306,7 @@ SHAPE_OPS: dict[str, Operator] = {
     "slice.Tensor": cut,
     "select.int": select,
     **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), split),
+    "unbind.int": unbind,
     "cat.default": concat,
     "stack.default": stack,
     **dict.fromkeys(("_to_copy.default", "to.dtype"), convert),
@@ -300,7 +325,8 @@ SHAPE_OPS: dict[str, Operator] = {
     "triu.default": lambda b, a: triangle(b, a, 1),
     "cumsum.default": cumulative,
     "flip.default": flip,
-    "constant_pad_nd.default": pad,
+    **dict.fromkeys(("constant_pad_nd.default", "pad.default"), pad),
+    **dict.fromkeys(("eye.default", "eye.m"), eye),
     "where.self": where,
     **dict.fromkeys(("where.ScalarOther", "where.ScalarSelf", "where.Scalar"), where),
     **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), masked_fill),

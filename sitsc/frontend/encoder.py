@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sitsc.core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from sitsc.core.errors import CheckpointError, ConfigError, SitscError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import Checkpoint
-from sitsc.frontend.config_knowledge import knowledge, refuse_unknown
+from sitsc.frontend.encoder_checks import build, key_problems, own_names, tensor_uses
 from sitsc.frontend.safe_files import is_plain_name, read_bytes, read_json_object, shown
 
 FAMILIES = ("bert",)
 HIDDEN = ("last_hidden_state", "token_embeddings")
-POOLED = "sentence_embedding"
-_SKIPPED = ("pooler.", "cls.", "embeddings.position_ids")
+POOLED = ("sentence_embedding", "embeddings")
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _MOST_TOKENS = 512
-_ABSOLUTE = {"position_embedding_type": "absolute"}  # the only one that is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Pooling:
 def is_encoder(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is an encoder that is compiled to give vectors."""
     if checkpoint.program is not None:
-        return any(name in (*HIDDEN, POOLED) for name in checkpoint.program.file.outputs)
+        return any(name in (*HIDDEN, *POOLED) for name in checkpoint.program.file.outputs)
     return checkpoint.config.get("model_type") in FAMILIES
 
 
@@ -116,24 +115,30 @@ class _Transformers(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=False)[0]
 
 
+def unknown_inputs(program: Any) -> list[SitscError]:
+    """Errors about inputs of an ONNX encoder that are not known."""
+    return [
+        UnsupportedModelError(
+            f"input {shown(item.name)} is not known", hint=f"{', '.join(INPUTS)} are, of an encoder"
+        )
+        for item in program.file.inputs
+        if item.name not in INPUTS
+    ]
+
+
 class _Onnx(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
+        for problem in unknown_inputs(model.program):
+            raise problem
         self.model = model
         names = model.program.file.outputs
-        self.index = next(names.index(n) for n in (POOLED, *HIDDEN) if n in names)
+        self.index = next(names.index(n) for n in (*POOLED, *HIDDEN) if n in names)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        known = {"input_ids": input_ids, "attention_mask": attention_mask}
-        known["token_type_ids"] = torch.zeros_like(input_ids)
-        inputs = {}
-        for item in self.model.program.file.inputs:
-            if item.name not in known:
-                raise UnsupportedModelError(
-                    f"input {shown(item.name)} is not known",
-                    hint="input_ids, attention_mask and token_type_ids are, for an encoder",
-                )
-            inputs[item.name] = known[item.name].to(item.dtype)
+        known = (input_ids, attention_mask, torch.zeros_like(input_ids))
+        values = dict(zip(INPUTS, known, strict=True))
+        inputs = {i.name: values[i.name].to(i.dtype) for i in self.model.program.file.inputs}
         return self.model(inputs)[self.index]
 
 
@@ -150,46 +155,17 @@ def load_encoder(checkpoint: Checkpoint, allow: frozenset[str]) -> Encoder:
 
 
 def _transformers(checkpoint: Checkpoint, allow: frozenset[str]) -> nn.Module:
-    from transformers import AutoConfig, AutoModel  # noqa: PLC0415  (heavy)
-
-    config = {k: v for k, v in checkpoint.config.items() if k not in ("dtype", "torch_dtype")}
-    kind = config.pop("model_type")
-    declared = AutoConfig.for_model(kind).to_dict()
-    inert = {*knowledge()["common"]["inert"], "architectures", "gradient_checkpointing"}
-    for key, value in config.items():
-        if _ABSOLUTE.get(key) == value:
-            continue
-        if key not in declared and key not in inert:
-            refuse_unknown(key, value, allow)
-    if config.get("is_decoder"):
-        raise UnsupportedModelError("an encoder with is_decoder is a decoder", where="config.json")
-    try:
-        parsed = AutoConfig.for_model(kind, **config)
-        with torch.device("meta"):
-            model = AutoModel.from_config(
-                parsed, add_pooling_layer=False, attn_implementation="sdpa", dtype=torch.float32
-            )
-    except Exception as error:  # transformers checks values by many classes
-        text = " ".join(str(error).split())[:200]
-        raise UnsupportedModelError(f"{kind} cannot be built: {text}") from error
-    return _filled(model, checkpoint, kind)
-
-
-def _filled(model: Any, checkpoint: Checkpoint, kind: str) -> nn.Module:
-    """The model with the checkpoint's weights; every tensor is used or of a head not needed."""
-    own = {name.removeprefix(f"{kind}."): name for name in checkpoint.tensors}
-    wanted = {name: value.shape for name, value in model.named_parameters()}
-    for name, shape in wanted.items():
-        if name not in own or checkpoint.tensors[own[name]].shape != tuple(shape):
-            raise CheckpointError(
-                f"tensor {name} of shape {list(shape)} is not in the checkpoint",
-                where=checkpoint.root.name,
-            )
-    for name in own:
-        if name not in wanted and not name.startswith(_SKIPPED):
-            raise CheckpointError(f"tensor {shown(name)} has no use", where=checkpoint.root.name)
+    """The model with the checkpoint's weights; every key and tensor is used or known."""
+    for problem in key_problems(checkpoint.config, allow):
+        raise problem
+    model: Any = build(checkpoint.config)
+    for problem in tensor_uses(model, checkpoint)[1]:
+        raise problem
+    own = own_names(checkpoint)
     model.to_empty(device="cpu")
-    values = {name: checkpoint.read(own[name]).float().clone() for name in wanted}
+    values = {
+        name: checkpoint.read(own[name]).float().clone() for name, _ in model.named_parameters()
+    }
     model.load_state_dict(values, strict=False)
     for name, buffer in model.named_buffers():
         rising = name.endswith("position_ids")

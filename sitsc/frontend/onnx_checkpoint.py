@@ -32,8 +32,8 @@ def open_onnx(path: Path) -> Checkpoint:
     """Open a .onnx file. Raises CheckpointError, UnsupportedModelError."""
     root = path.parent
     program = make_program(open_onnx_file(root, path.name))
-    config = _json(root, "config.json")
-    generation = _json(root, "generation_config.json")
+    config = json_beside(root, "config.json")
+    generation = json_beside(root, "generation_config.json")
     weights = program.plan_names()
     return Checkpoint(
         root=root,
@@ -47,7 +47,8 @@ def open_onnx(path: Path) -> Checkpoint:
     )
 
 
-def _json(root: Path, name: str) -> dict[str, Any]:
+def json_beside(root: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the model's folder; nothing where there is none. Raises CheckpointError."""
     return read_json_object(root, name) if (root / name).exists() else {}
 
 
