@@ -50,20 +50,25 @@ _LEFT_OUT = ("architectures", "id2label", "label2id", "transformers_version", "d
 _LATENT = {"head_dim": 8, "num_key_value_heads": 4}
 _HEADS = {"head_dim": 16}
 _CHANGES: dict[str, dict[str, Any]] = {
-    "deepseek_v2": _LATENT | {"n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+    "deepseek_v2": _LATENT
+    | {"n_group": 1, "topk_group": 1, "topk_method": "greedy"}
+    | {"num_experts_per_tok": 2},
+    "codegen": {"n_positions": 2048, "rotary_dim": 16},
+    "gpt_bigcode": {"n_positions": 2048},
+    "gptj": {"n_positions": 2048, "rotary_dim": 16},
     "glm4_moe_lite": _LATENT,
     "minicpm3": _LATENT,
     "hunyuan_v1_dense": _HEADS,
     "hunyuan_v1_moe": _HEADS,
     "ministral": _HEADS,
     "nemotron": _HEADS | {"num_key_value_heads": 2},
+    "youtu": _LATENT,
 }
 
 EQUAL: dict[str, tuple[str, ...]] = {
     "afmoe": ("activation",),
     "arcee": ("activation",),
     "biogpt": (),
-    "codegen": ("rope",),
     "cohere2": (),
     "cwm": (),
     "deepseek_v2": (),
@@ -76,7 +81,6 @@ EQUAL: dict[str, tuple[str, ...]] = {
     "glm": (),
     "glm4_moe": (),
     "glm4_moe_lite": (),
-    "gptj": ("rope",),
     "granitemoe": (),
     "granitemoeshared": (),
     "helium": (),
@@ -89,7 +93,7 @@ EQUAL: dict[str, tuple[str, ...]] = {
     "minimax_m2": (),
     "ministral": (),
     "nanochat": ("rope",),
-    "nemotron": (),
+    "nemotron": ("norm",),
     "olmo": (),
     "olmo3": (),
     "olmoe": (),
@@ -104,6 +108,7 @@ EQUAL: dict[str, tuple[str, ...]] = {
 }
 _OWN = "attention of its own"
 _PARTS = "layers have attention that the compiler knows"
+_TABLE = "is larger than 65536 bytes"
 REFUSED: dict[str, str] = {
     "apertus": "has no dimension",
     "bloom": _OWN,
@@ -112,7 +117,9 @@ REFUSED: dict[str, str] = {
     "doge": _OWN,
     "falcon": _OWN,
     "falcon_h1": "cannot trace 'falcon_h1'",
-    "gpt_bigcode": "is larger than 65536 bytes",
+    "codegen": _TABLE,
+    "gpt_bigcode": _TABLE,
+    "gptj": _TABLE,
     "gpt_neox_japanese": _OWN,
     "llama4_text": "hides tokens otherwise than by a window",
     "minimax": "cannot trace 'minimax'",
