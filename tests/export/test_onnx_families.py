@@ -20,7 +20,7 @@ from sitsc.core.interpret import (
 )
 from sitsc.frontend.checkpoint import open_checkpoint
 from sitsc.frontend.onnx_trace import trace_onnx
-from sitsc.passes import CPU, CPU_INT8
+from sitsc.passes import CPU, CPU_INT8, CUDA
 from sitsc.passes.base import PassContext
 from sitsc.passes.runner import run_passes
 from sitsc.passes.unmatched import unmatched_kind
@@ -108,3 +108,14 @@ def test_half_precision_and_int8_keep_their_weights(
         again = trace_onnx(checkpoint, torch.float32)
         back = run_graph(again.graph, Weights(checkpoint), step_inputs(again.graph, IDS, 16))
         assert relative_error(back, found) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama3_scaled", "gpt_oss"])
+def test_graphs_of_gpu_targets(traced: Any, family: str, tmp_path: Path):
+    """As they are planned for an H200: rope tables, bfloat16, weights as checkpoints have them."""
+    module = traced(FAMILIES[family], "bfloat16")
+    weights = RandomTensors(tensor_shapes(module.graph))
+    run_passes(module, CUDA, PassContext("bfloat16", "none", "bfloat16", 16, "h200"))
+    path = write_decoder(module.graph, weights, tmp_path / "model.onnx", "bfloat16")
+    wanted = run_graph(module.graph, weights, step_inputs(module.graph, IDS, 16))
+    assert relative_error(Runner.of(path).decode(IDS, 33), wanted) < 8e-2

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from sitsc.export.moe_form import MoeForm
+from sitsc.export.onnx_expert_ops import moe_function
+
 
 def tensor(name: str, *shape: int, kind: int = TensorProto.FLOAT) -> Any:
     """A constant tensor record."""
@@ -62,6 +65,17 @@ def masked_decoder() -> Any:
     scalars["low"] = np.float32(-1e9)
     tensors += [numpy_helper.from_array(np.array(v), n) for n, v in scalars.items()]
     return _made(nodes, tensors)
+
+
+def with_function() -> Any:
+    """The small decoder with a function of our exporter that nothing calls."""
+    form = MoeForm(
+        ("x", "logits", "gate_up", "down"), 4, 2, "softmax", 1, 1, 1, 1.0, "silu", 0.0, 0.0
+    )
+    model = small_decoder()
+    model.functions.append(moe_function(form, "Moe_1"))
+    model.opset_import.append(helper.make_opsetid("sitsc", 1))
+    return model
 
 
 def outside(model: Any) -> Any:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from sitsc.models.presets import preset
 from tests.frontend.checkpoint_files import llama_metadata, write_gguf
-from tests.frontend.onnx_files import masked_decoder, outside, small_decoder
+from tests.frontend.onnx_files import masked_decoder, outside, small_decoder, with_function
 from tests.fuzz.targets import SEPARATOR
 
 KINDS = ("safetensors", "gguf", "folder", "onnx")
@@ -106,7 +106,7 @@ def _folder() -> list[bytes]:
 
 
 def _onnx() -> list[bytes]:
-    """A small decoder with its weights inside and outside, one with a mask of its own, a norm."""
+    """A small decoder with its weights inside and outside, with a mask and a norm, a function."""
     plain = small_decoder()
-    kinds = (plain, outside(small_decoder()), masked_decoder())
+    kinds = (plain, outside(small_decoder()), masked_decoder(), with_function())
     return [model.SerializeToString() + SEPARATOR + bytes(4096) for model in kinds]
