@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "bench" / "results" / "compile_presets.json"
 TARGETS = ("cpu", "h200")
 LIMIT_SECONDS = 900
+ABOUT = "seconds: wall time, with whatever else the machine does; cpu_seconds: the process's own"
 CHILD = """
 import json, resource, sys, time
 start = time.perf_counter()
@@ -56,7 +57,7 @@ def measure_all(names: list[str], out: Path) -> None:
 
     report = json.loads(out.read_text()) if out.exists() else {"presets": {}}
     report |= {"hardware": "2-core AMD EPYC", "date": date.today().isoformat()}
-    report["commit"] = _commit()
+    report |= {"commit": _commit(), "about": ABOUT}
     report["versions"] = {name: version(name) for name in ("torch", "transformers")}
     for name in names:
         with tempfile.TemporaryDirectory() as place:

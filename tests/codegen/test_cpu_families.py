@@ -46,6 +46,8 @@ CI = (
     "deepseek_v3",  # latent attention, shared experts, groups of experts
 )
 
+GATES = {"qwen2_moe": ["aten.sigmoid.default"] * 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -116,6 +118,9 @@ def test_nothing_is_left_unmatched(compiled: Compiled):
         family: [str(node.target) for node in graph.nodes if unmatched_kind(node)]
         for family, graph in compiled.graphs.items()
     }
+    for family, names in GATES.items():  # one value a token, beside a whole expert
+        assert left.get(family, names) == names
+        left.pop(family, None)
     assert not {family: names for family, names in left.items() if names}
 
 
