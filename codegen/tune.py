@@ -62,9 +62,9 @@ class Choice:
 class VariedProvider(CudaProvider):
     """A provider whose table has one more entry."""
 
-    def __init__(self, target: str, limits: CudaLimits) -> None:
+    def __init__(self, target: str, limits: CudaLimits, table: TileTable | None) -> None:
         super().__init__(target, limits)
-        self.usual = self.table
+        self.usual = self.table if table is None else table
 
     def vary(self, subject: TuneSubject, tokens: int, choice: Choice) -> None:
         """From now on `choice` for that subject; all else as usual."""
@@ -88,13 +88,15 @@ def build(
     folder: Path,
     empty: TuneSet,
     progress: Callable[[float], None] = lambda share: None,
+    table: TileTable | None = None,
 ) -> tuple[TuneSet, list[CompileError]]:
     """Compile about `most` kernels for each layer and token count into `folder`.
 
-    `empty` is completed with chains. Also returns why kernels were left out. Raises CacheError,
-    OSError of the folder.
+    `empty` is completed with chains. Choices of `table`, by default the target's own, are where the
+    search begins; where they leave sums in parts, all others do. Also returns why kernels were left
+    out. Raises CacheError, OSError of the folder.
     """
-    provider = VariedProvider(target, limits)
+    provider = VariedProvider(target, limits, table)
     subjects: list[TuneSubject] = []
     chains = [_chain(schedule, provider, count, most, subjects) for count in tokens]
     refused: list[CompileError] = []
@@ -135,6 +137,11 @@ def _chain(
             for name, nbytes in varied.buffers.items():
                 buffers[name] = max(nbytes, buffers.get(name, 0))
             launches = {place: varied.launches[place] for place in places}
+            launches |= {
+                place: one
+                for place, one in varied.launches.items()
+                if place not in base.asked and one != base.launches.get(place)
+            }
             number = subjects.index(subject)
             given = (choice.family, choice.kernel, choice.tile, choice.current)
             cases.append(TuneCase(number, *given, launches))
@@ -190,10 +197,14 @@ def _linear_choices(
     yield Choice(now.kernel, now.tile, 0, True)
     if now.kernel != "library":
         yield Choice(now.kernel, _flipped(now.tile), 1)
+    if now.tile.get("parts"):
+        yield from _in_parts(Linear(**shape), now.tile["split"], tokens, gpu, most)
+        return
     if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
         yield Choice("library", {}, 2)
     op = Linear(**shape)
-    inside = candidates(op, tokens, gpu)
+    apart_only = now.tile.get("separate_norm") and _with_parts(table, tokens)
+    inside = () if apart_only else candidates(op, tokens, gpu)
     apart: tuple[Candidate, ...] = ()
     if op.norm and tokens > _GEMV_TOKENS:
         apart = tuple(
@@ -205,6 +216,25 @@ def _linear_choices(
     for family, one in enumerate([*spread(inside, share), *spread(apart, most - share)], 3):
         for tile in _tiles(one):
             yield Choice(one.template, tile, family)
+
+
+def _in_parts(op: Linear, split: int, tokens: int, gpu: CudaLimits, most: int) -> Iterator[Choice]:
+    """Kernels that leave sums in parts; attention adds as many to its row as it did."""
+    plain = replace(op, norm=False, x_dtype="bf16")
+    more = {"parts": 1} | ({"separate_norm": 1} if op.norm else {})
+    found = [
+        replace(one, tile=one.tile | more)
+        for one in candidates(plain, tokens, gpu)
+        if one.template == "skinny" and (one.tile["split"] == split or op.epilogue == "residual")
+    ]
+    for family, one in enumerate(spread(found, most), 3):
+        for tile in _tiles(one):
+            yield Choice(one.template, tile, family)
+
+
+def _with_parts(table: TileTable, tokens: int) -> bool:
+    """Whether layers of so many tokens leave sums in parts, which a norm of its own adds."""
+    return any(e.tile.get("parts") and e.low <= tokens <= e.high for e in table.linear)
 
 
 def _flipped(tile: dict[str, int]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from torch import fx
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.plan import Launch, LayerClass, Target
 from sitsc.passes.cuda_schedule import CudaScheduler
+from sitsc.passes.fxutil import is_op
 from sitsc.passes.schedule import StepSizes
 
 Node = Any
@@ -73,12 +74,20 @@ class _ChainScheduler(CudaScheduler):
     def _node(self, node: Node) -> None:
         self.now, self.listener.asked, before = node.name, None, len(self.launches)
         super()._node(node)
-        if launches := self.launches[before:]:
-            place = f"{len(self.out.groups)}.{len(self.pending)}"
-            self.pending.append(place)
-            self.chain.launches[place] = tuple(launches)
-            if self.listener.asked is not None:
+        launches = self.launches[before:]
+        if len(launches) > 1 and _adds_parts(launches[0]):
+            self._place(launches[:1])
+            launches = launches[1:]
+        if launches:
+            place = self._place(launches)
+            if self.listener.asked is not None and is_op(node, "fused_linear", "paged_attention"):
                 self.chain.asked[place] = self.listener.asked
+
+    def _place(self, launches: list[Launch]) -> str:
+        place = f"{len(self.out.groups)}.{len(self.pending)}"
+        self.pending.append(place)
+        self.chain.launches[place] = tuple(launches)
+        return place
 
     def buffer_name(self, what: str) -> str:
         """Named after the node and the use, whatever else the schedule holds."""
@@ -92,6 +101,11 @@ class _ChainScheduler(CudaScheduler):
         super()._segment(name, layers, nodes)
         if self.pending:
             self.chain.groups.append((layers, tuple(self.pending)))
+
+
+def _adds_parts(launch: Launch) -> bool:
+    """Whether a launch is a norm that depends on how another place leaves its sums."""
+    return launch.template == "rms_norm" and any(a.name == "parts_ptr" for a in launch.arguments)
 
 
 def schedule_chain(

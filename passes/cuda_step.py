@@ -17,6 +17,7 @@ from sitsc.passes.cuda_schedule import Scheduled
 from sitsc.passes.schedule import StepSizes
 
 _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
+_FEW_ROWS, _FEW_PARTS = 16, 8  # more rows fill a GPU with fewer programs each
 _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
@@ -116,7 +117,7 @@ class StepLaunches:
         shape = {"vocabulary": tokens.vocab_size, "width": tokens.logits_width, "count": "rows"}
         shape |= {"eos_ids": tokens.eos_token_ids, "bins": _BINS}
         if template != "sample_draw":
-            shape["parts"] = _PARTS
+            shape["parts"] = _PARTS if step.sequences <= _FEW_ROWS else _FEW_PARTS
         return shape | ({"many": _MANY} if template in _SAMPLERS[2:] else {})
 
 

@@ -119,6 +119,7 @@ def merged(results: Sequence[SubjectResult], before: TileTable, gpu: str) -> Til
         low, high = token_range(result.tokens, tuple(counts), kernel)
         if heads:
             low = max([1, *(count + 1 for count in counts if count < result.tokens)])
+            tile["carveout"] = result.carveout
             attention.append(AttentionEntry(*heads_of(shape), low, result.tokens, tile, evidence))
         else:
             linear.append(TileEntry(*shape_of(shape), low, high, kernel, tile, evidence))
@@ -276,7 +277,7 @@ class _Search:
                 self.step.chain.groups, layers_of(self.step.chain), strict=True
             )
             for place in group.places
-            if place in self.choice[subject].launches
+            if place in self.choice[subject].launches and place not in self.step.chain.fixed
         )
         step_us, own_us = {}, {}
         for length in self._lengths(subject):

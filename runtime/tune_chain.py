@@ -44,10 +44,10 @@ class TuneMemory:
         wanted = {name for chain in made.chains for name in _weight_names(chain)}
         self.weights = {s.name: _random(s) for s in made.parameters if s.name in wanted}
         self.pools: dict[str, Tensor] = {}
+        self.run = {i for chain in made.chains for part in layers_of(chain) for i in part}
         for group in made.kv:
             nbytes = made.kv_pages * group.page_bytes
-            part = min(len(group.layers), LAYERS)
-            count = nbytes // len(group.layers) * part // 2
+            count = nbytes // len(group.layers) * len(self.run & set(group.layers)) // 2
             pool = torch.empty(count, dtype=torch.bfloat16, device="cuda").normal_()
             self.pools[group.name] = pool
         self._images: dict[tuple[str, int], KernelImage] = {}
@@ -73,7 +73,12 @@ class StepChain:
         }
         self.stream = torch.cuda.Stream()
         self._bound: dict[tuple[int, str, int | None, int], list[Step]] = {}
-        self._subject_at = {p: case.subject for case in chain.cases for p in case.launches}
+        self._subject_at = {
+            place: case.subject
+            for case in chain.cases
+            for place in case.launches
+            if place not in chain.fixed
+        }
         self._inputs()
 
     def _inputs(self) -> None:
@@ -109,7 +114,10 @@ class StepChain:
                 for place in group.places:
                     subject = self._subject_at.get(place)
                     if subject is None:
-                        found += self._bind(0, self.chain.fixed[place], place, layer)
+                        changed = next((c for c in choice.values() if place in c.launches), None)
+                        case = id(changed) if changed is not None else 0
+                        launches = changed.launches if changed is not None else self.chain.fixed
+                        found += self._bind(case, launches[place], place, layer)
                     elif subject != without:
                         case = choice[subject]
                         found += self._bind(id(case), case.launches[place], place, layer)
@@ -148,7 +156,8 @@ class StepChain:
         if layer is None or not argument.layer_stride:
             return argument.offset
         group = next(g for g in self.memory.made.kv if layer in g.layers)
-        return argument.offset + group.layers.index(layer) * argument.layer_stride
+        before = sum(i < layer for i in self.memory.run & set(group.layers))
+        return argument.offset + before * argument.layer_stride
 
     def _tensor(self, argument: Argument, layer: int | None) -> Tensor:
         if argument.source == "kv":

@@ -18,6 +18,7 @@ from sitsc.core.hardware import CudaLimits, TargetData, load_target
 from sitsc.core.kernels import KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
+from sitsc.core.tiles import TileTable
 from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
@@ -129,7 +130,7 @@ def trace_checkpoint(
 def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
     """The passes of the target and the weight format asked for."""
     if load_target(options.target).cuda is not None:
-        return CUDA_WIDE if options.residual == "float32" else CUDA
+        return CUDA if options.residual == "bfloat16" else CUDA_WIDE
     return CPU_INT8 if options.weights == "int8" else CPU
 
 
@@ -219,8 +220,12 @@ def build_candidates(
     most: int,
     folder: Path,
     progress: Callable[[float], None],
+    table: TileTable | None = None,
 ) -> tuple[TuneSet, list[CompileError]]:
-    """Kernels to measure in decode steps of `tokens` sequences. Raises OptionError off GPUs."""
+    """Kernels to measure in decode steps of `tokens` sequences. Raises OptionError off GPUs.
+
+    The search begins with the choices of `table`, by default the target's own.
+    """
     from sitsc.codegen import tune  # noqa: PLC0415  (the templates, which only GPUs need)
 
     if data.cuda is None:
@@ -243,7 +248,9 @@ def build_candidates(
         chains=(),
     )
     limits = data.cuda
-    return tune.build(schedule, tokens, most, options.target, limits, folder, empty, progress)
+    return tune.build(
+        schedule, tokens, most, options.target, limits, folder, empty, progress, table
+    )
 
 
 def _workspace(graph: fx.Graph, facts: ModelFacts, options: CompileOptions) -> int:

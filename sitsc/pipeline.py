@@ -21,6 +21,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.core.reference import write_reference
+from sitsc.core.tiles import TileTable
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend import onnx_lint
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
@@ -162,10 +163,12 @@ def build_candidates(
     most: int,
     out: Path,
     progress: Progress = _silent,
+    table: TileTable | None = None,
 ) -> tuple[TuneSet, list[CompileError]]:
     """Kernels to measure for the linear layers of `model`, and why others were left out.
 
-    At most `most` for each layer and count of `tokens`, compiled into `out`. Raises SitscError.
+    At most `most` for each layer and count of `tokens`, compiled into `out`; the search begins with
+    `table`, by default the target's own. Raises SitscError.
     """
     from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
 
@@ -179,7 +182,7 @@ def build_candidates(
     progress("codegen", 0.0)
     with files.disk_errors(out):
         return lowering.build_candidates(
-            module.graph, data, options, tokens, most, out, lambda s: progress("codegen", s)
+            module.graph, data, options, tokens, most, out, lambda s: progress("codegen", s), table
         )
 
 

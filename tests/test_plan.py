@@ -104,7 +104,7 @@ def test_every_option_changes_the_fingerprint():
         "dtype": "float32",
         "weights": "int8",
         "kv_dtype": "float32",
-        "residual": "float32",
+        "residual": "bfloat16",
         "max_context": 128,
         "max_batch": 3,
         "prefill_chunk_tokens": 128,

@@ -12,6 +12,7 @@ from sitsc.commands.output import Json, bytes_text, phases, print_json, table_li
 from sitsc.core.errors import ArtifactExistsError, OptionError
 
 if TYPE_CHECKING:
+    from sitsc.core.tiles import TileTable
     from sitsc.runtime.tune import SubjectResult
 
 app = typer.Typer(help="Measure which kernels and tiles are best, and write a target's table.")
@@ -26,6 +27,9 @@ def build(
     out: Annotated[Path, typer.Option("-o", "--out", help="New folder.")],
     tokens: Annotated[str, typer.Option(help="Sequences of a step, 1 to 256.")] = _TOKENS,
     most: Annotated[int, typer.Option(help="Kernels for each layer and token count.")] = 24,
+    table: Annotated[
+        Path | None, typer.Option(help="Choices to begin with, else the target's own table.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compile candidate kernels for MODEL's decode steps; needs no GPU."""
@@ -38,7 +42,8 @@ def build(
         shown.report("open", 0.0)
         from sitsc.pipeline import build_candidates  # noqa: PLC0415  (imports torch: a second)
 
-        made, refused = build_candidates(folder, target, counts, most, out, shown.report)
+        begin = None if table is None else _table(table)
+        made, refused = build_candidates(folder, target, counts, most, out, shown.report, begin)
         shown.end()
     kernels = len(list(out.rglob("*.cubin")))
     found: dict[str, Any] = {
@@ -107,6 +112,17 @@ def _cells(result: "SubjectResult") -> list[str]:
 
 def _tile(tile: dict[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in tile.items())
+
+
+def _table(path: Path) -> "TileTable":
+    """The table in a file. Raises OptionError when it cannot be read, PlanError for other text."""
+    from sitsc.core.tiles import read_table  # noqa: PLC0415
+
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--table: {error}", hint="name a file of sitsc tune run") from None
+    return read_table(text, str(path))
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from sitsc.core.records import to_value
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("none", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16")
-RESIDUALS = ("auto", "float32")
+RESIDUALS = ("auto", "float32", "bfloat16")
 _SHORT = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "float": "float32"}
 
 

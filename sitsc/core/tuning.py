@@ -43,7 +43,8 @@ class TuneSubject:
 class TuneCase:
     """An alternative for a subject: what a table entry would say, and what is launched then.
 
-    `launches` are those of each place of the step, their arena arguments by name of the buffer.
+    `launches` are those of each place of the step, their arena arguments by name of the buffer,
+    and of fixed places that are otherwise with this alternative.
     Cases of one `family` differ in their grid alone; `current` is what the compiler takes today.
     """
 

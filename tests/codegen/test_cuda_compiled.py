@@ -38,7 +38,7 @@ CHOSEN = (
     "8b decode, merged",
     "head dim 80, decode",
     "8b ragged",
-    "rms_norm with residual",
+    "rms_norm with parts",
     "embedding",
     "rope table",
     "glu",

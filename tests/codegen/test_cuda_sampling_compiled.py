@@ -4,7 +4,6 @@ import pytest
 
 from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda import CudaProvider
-from sitsc.codegen.cuda_sampling import sampling_parts
 from sitsc.codegen.cuda_templates import Sizes, grid
 from sitsc.core.hardware import load_target
 from tests.codegen.test_cuda_compiled import order, ptx
@@ -42,7 +41,3 @@ def test_the_provider_makes_them() -> None:
         assert info.grid == (("sequences",) if name == "sample_draw" else ("sequences", 8))
         assert info.arguments == provider.sources[info.key].arguments
         assert grid(provider.sources[info.key], Sizes(rows=3))[0] == 3
-
-
-def test_parts_fill_a_gpu() -> None:
-    assert [sampling_parts(rows) for rows in (1, 8, 16, 32, 64, 256)] == [32, 32, 32, 16, 8, 4]

@@ -15,7 +15,7 @@ from sitsc.codegen.tune import VariedProvider, choices, heads, spread
 from sitsc.core.errors import ArtifactError, CompileError
 from sitsc.core.hardware import CudaLimits, load_target
 from sitsc.core.kernel_meta import read_kernel_meta
-from sitsc.core.tiles import TileTable
+from sitsc.core.tiles import TileEntry, TileTable, table_text
 from sitsc.core.tuning import TUNE, TuneSubject, read_tune_set
 from tests import cuda_kernels
 from tests.commands.command_line import call
@@ -98,7 +98,7 @@ def test_every_choice_gives_kernels_of_its_tile(tokens, kind):
     subject = TuneSubject(kind, LINEAR if kind == "linear" else ATTENTION)
     found = choices(subject, tokens, TileTable(), H200, 9)
     assert found[0].current and not any(choice.current for choice in found[1:])
-    provider, keys = VariedProvider("h200", H200), set()
+    provider, keys = VariedProvider("h200", H200, None), set()
     for choice in found:
         provider.vary(subject, tokens, choice)
         if kind == "attention":
@@ -148,6 +148,52 @@ def test_the_command_builds_steps_with_alternatives(tmp_path: Path, capfd):
         assert read_kernel_meta(path.read_text()).key == key
         assert path.with_suffix(".cubin").is_file() and not path.with_suffix(".py").exists()
     call(capfd, *arguments).refused(2, "not empty")
+
+
+def test_alternatives_that_leave_parts_bring_the_kernels_that_add_them(tmp_path: Path, capfd):
+    shapes = ((128, 64, True, "store", "bf16"), (64, 64, False, "residual", "bf16"))
+    shapes += ((128, 64, True, "glu", "bf16"), (64, 128, False, "residual", "bf16"))
+    shapes += ((320, 64, True, "store", "fp32"),)
+    apart = (("glu", "bf16"), ("store", "fp32"))
+    common = {"block_t": 16, "block_n": 16, "block_k": 32, "stages": 2, "num_warps": 4}
+    entries = [
+        TileEntry(
+            *shape,
+            3,
+            16,
+            "skinny",
+            common
+            | ({"separate_norm": 1} if shape[2] else {})
+            | ({"split": 1} if shape[3:] in apart else {"split": 2, "parts": 1}),
+            {},
+        )
+        for shape in shapes
+    ]
+    table, out = tmp_path / "table.json", tmp_path / "made"
+    table.write_text(table_text(TileTable(tuple(entries))))
+    arguments = ("tune", "build", "h100", "--model", "tiny-llama", "--tokens", "8", "--most", 6)
+    assert call(capfd, *arguments, "--table", table, "-o", out, "--json").code == 0
+    found = read_tune_set(out)
+    (chain,) = found.chains
+    tuned = {p for case in chain.cases for p in case.launches if p not in chain.fixed}
+    moved = 0
+    for case in chain.cases:
+        subject = found.subjects[case.subject]
+        if subject.kind == "attention" or case.kernel == "library":
+            continue
+        now = next(c for c in chain.cases if c.subject == case.subject and c.current)
+        assert case.tile.get("parts", 0) == now.tile.get("parts", 0)
+        if subject.shape["norm"]:
+            assert case.tile["separate_norm"]
+        others = {p for p in case.launches if p in chain.fixed}
+        assert bool(others) == (case.tile["split"] != now.tile["split"])
+        moved += bool(others)
+        for place in others:
+            assert {one.template for one in case.launches[place]} <= {"rms_norm", "gather"}
+    assert moved and tuned
+    call(capfd, *arguments, "--table", tmp_path / "none", "-o", tmp_path / "x").refused(
+        2, "--table"
+    )
 
 
 INPUTS = {"token_ids", "position_ids", "logit_rows", "block_table", "query_start", "context_lens"}
