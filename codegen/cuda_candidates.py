@@ -118,7 +118,7 @@ def _gemv(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
 
 
 def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
-    block_t = max(16, power_of_two(tokens))
+    block_t = max(8 if gpu.sm in _SHARED_OPERANDS else 16, power_of_two(tokens))
     blocks = [(*block, split) for block in _blocks(block_t) for split in (1, 2, 4, 8)]
     blocks.sort(key=lambda block: round(abs(math.log2(_filled(op, block, gpu) / 2))))
     for ahead, (n, k, warps, split) in product((True, False), blocks):

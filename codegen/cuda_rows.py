@@ -8,6 +8,8 @@ from sitsc.codegen.cuda_instance import make, power_of_two
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
+_LONG_ROW = 4096
+
 
 def rms_norm(
     *,
@@ -18,14 +20,16 @@ def rms_norm(
     parts: int = 0,
     parts_dtype: str = "fp32",
     x_dtype: str = "bf16",
-    num_warps: int = 8,
+    num_warps: int = 0,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
     """x [rows, columns] to bfloat16 y; with `parts`, x plus parts_ptr [parts, rows, columns].
 
-    The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`.
+    The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`. Long rows with
+    parts take 16 warps unless `num_warps` says otherwise.
     """
+    num_warps = num_warps or (16 if parts and columns >= _LONG_ROW else 8)
     kinds = {"x_ptr": f"*{x_dtype}", "parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}
     kinds |= {"norm_ptr": "*bf16", "y_ptr": "*bf16"}
     absent = set() if parts else {"parts_ptr", "sum_ptr"}

@@ -88,7 +88,7 @@ class LinearOps(PartOps):
         bound = {"x_ptr": x, "norm_ptr": weight, "y_ptr": normed}
         if (sums := self.added(x)) is not None:
             bound |= {"x_ptr": sums.base, "parts_ptr": sums.parts, "sum_ptr": x}
-            shape |= {"parts": sums.count}
+            shape |= {"parts": sums.count, "parts_dtype": SHORT[sums.parts.dtype]}
         info = self.provider.make(
             "rms_norm", **shape, weight=weight is not None, count=self.count(node)
         )
@@ -117,7 +117,9 @@ class LinearOps(PartOps):
         self.kernel(info, bound, node, counted=False)
 
     def _product_over(self, node: Node, a: dict[str, Any], x: Ref, w: Ref, rows: int) -> None:
-        """The product, added to the residual in its place or to a copy of it."""
+        """The product, added to the residual by the next norm, in its place or to a copy of it."""
+        if a["residual"] is not None and self.product_apart(node, x, w, rows):
+            return
         out = self._output(node, a, [x])
         add = a["residual"] is not None
         if add and not self.rows(a["residual"]).same_elements(out):

@@ -68,14 +68,14 @@ class KernelOps(ExpertOps):
         kind = {"out_dtype": SHORT[a["dtype"]]} if a["dtype"] != "bfloat16" else {}
         if a["weight"].meta["weight"].dtype != "bfloat16" or a["scale"] is not None:
             raise unsupported(node, "for this type of table")
-        clear = self.embedded_parts(scaled)
-        kind |= {"clear": clear} if clear else {}
+        out = self.new(scaled)
+        sums = self.embedded_parts(scaled, out)
+        if sums is not None:
+            kind |= {"clear": sums.count, "parts_dtype": SHORT[sums.parts.dtype]}
         info = self.provider.make(
             "gather", columns=a["hidden"], scale=scale, count=self.count(node), **kind
         )
-        out = self.new(scaled)
         bound = {"ids_ptr": self.rows(a["ids"]), "table_ptr": self.place(a["weight"])}
-        sums = self.clear_parts(out, clear) if clear else None
         bound |= {"y_ptr": out} if sums is None else {"y_ptr": out, "parts_ptr": sums.parts}
         self.kernel(info, bound, node)
         if sums is not None:

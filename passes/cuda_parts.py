@@ -1,8 +1,8 @@
 """Sums that a linear layer leaves in parts: its reader adds them, no program waits for others.
 
-In: linear layers whose columns several programs share. A residual sum is completed by the norm that
-reads it first; the row [q | k | v] of a decode step by attention. Where the first reader cannot do
-that, the linear kernel adds its parts itself.
+In: linear layers whose columns several programs share, or products of the library in a float32
+stream. A residual sum is completed by the norm that reads it first; the row [q | k | v] of a decode
+step by attention. Where the first reader cannot do that, the linear layer adds its parts itself.
 """
 
 import math
@@ -11,17 +11,18 @@ from typing import Any
 
 from sitsc.core.errors import GraphError
 from sitsc.core.kernels import KernelInfo
+from sitsc.core.weights import DTYPES
 from sitsc.passes.cuda_elementwise import Elementwise
 from sitsc.passes.cuda_refs import Ref, packed, side_by_side, view
 from sitsc.passes.cuda_values import is_selection
-from sitsc.passes.fxutil import arguments, is_op
+from sitsc.passes.fxutil import arguments, is_op, tensor
 
 Node = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A value that is `base` plus `count` sums `parts` [count, rows, columns] in fp32."""
+    """A value that is `base` plus `count` sums `parts` [count, rows, columns]."""
 
     base: Ref
     parts: Ref
@@ -29,7 +30,8 @@ class Sums:
 
     def same(self, other: "Sums") -> bool:
         """Whether a kernel that adds these also adds those."""
-        return self.count == other.count and self.base.same_elements(other.base)
+        same = (self.count, self.parts.dtype) == (other.count, other.parts.dtype)
+        return same and self.base.same_elements(other.base)
 
 
 def in_parts(info: KernelInfo | None) -> bool:
@@ -104,9 +106,21 @@ class PartOps(Elementwise):
             return
         base = self.rows(residual)
         out = self.destination(node, [bound["x_ptr"]], [residual])
-        parts = self._scratch(out, count)
+        parts = self._scratch(out, count, "float32")
         self.kernel(info, bound | {"parts_ptr": parts}, node)
         self.waiting[out.buffer] = Sums(base, parts, count)
+
+    def product_apart(self, node: Node, x: Ref, w: Ref, rows: int) -> bool:
+        """A product of the library that the next norm adds to a float32 stream, if it can."""
+        residual = arguments(node)["residual"]
+        if tensor(residual).dtype != DTYPES["float32"] or not self.takes_parts(node):
+            return False
+        base = self.rows(residual)
+        out = self.destination(node, [x], [residual])
+        parts = self._scratch(out, 1, "bfloat16")
+        self.product(node, x, w, parts, rows, kernel="mm")
+        self.waiting[out.buffer] = Sums(base, parts, 1)
+        return True
 
     def added(self, x: Ref) -> Sums | None:
         """What a norm that reads `x` has to add, once."""
@@ -129,26 +143,27 @@ class PartOps(Elementwise):
             if ref.source == "arena" and ref.buffer in self.waiting:
                 raise GraphError(f"{ref.buffer} is read in parts", hint="report the model")
 
-    def _scratch(self, out: Ref, count: int) -> Ref:
-        sums = math.prod(out.shape) * count
+    def _scratch(self, out: Ref, count: int, dtype: str) -> Ref:
+        sums = math.prod(out.shape) * count * DTYPES[dtype].itemsize // 4
         self.scratch["sums"] = max(self.scratch["sums"], sums)
-        return Ref("arena", "sums", "float32")
+        shape = (math.prod(out.shape[:-1]), out.shape[-1])
+        return Ref("arena", "sums", dtype, 0, shape, packed(shape, None))
 
     # --- repeated layers ----------------------------------------------------------------------
 
-    def embedded_parts(self, node: Node) -> int:
-        """How many parts the value before repeated layers has, so that all layers add as many."""
+    def embedded_parts(self, node: Node, out: Ref) -> Sums | None:
+        """Parts of the value before repeated layers, as many as all of them add; set to zero."""
         theirs = self.following.get(node)
         if theirs is None or not is_op(theirs, "fused_linear") or not self._norm_first(node):
-            return 0
+            return None
         if arguments(theirs)["epilogue"] != "residual" or not self.takes_parts(theirs):
-            return 0
+            return None
         _, info = self.asked_for(theirs, parts=True)
-        return info.tile["split"] if info is not None and in_parts(info) else 0
-
-    def clear_parts(self, out: Ref, count: int) -> Sums:
-        """Parts of the value in `out` for the kernel that makes it and sets them to zero."""
-        return Sums(out, self._scratch(out, count), count)
+        if info is not None and in_parts(info):
+            return Sums(out, self._scratch(out, info.tile["split"], "float32"), info.tile["split"])
+        if info is None and tensor(theirs).dtype == DTYPES["float32"]:
+            return Sums(out, self._scratch(out, 1, "bfloat16"), 1)
+        return None
 
     def begin_layers(self) -> dict[str, Sums]:
         """What the first of repeated layers has to add.

@@ -1,6 +1,7 @@
 """`sitsc bench`: decode, TTFT, start-up and memory of artifacts, written as evidence."""
 
 import importlib.metadata
+import os
 import json
 import platform
 import subprocess
@@ -39,7 +40,10 @@ def hardware_name() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree, with "+" when it was changed; "" outside of one."""
+    """The commit of the source tree, with "+" when it was changed.
+
+    Outside of one, as on a machine that got a copy, the variable SITSC_COMMIT says it, else "".
+    """
     place = Path(__file__).resolve().parents[2]
     try:
         head = subprocess.run(
@@ -55,7 +59,7 @@ def commit() -> str:
             check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("SITSC_COMMIT", "")
     return head + ("+" if changed else "")
 
 
