@@ -26,8 +26,8 @@ def rms_norm(
 ) -> KernelSource:
     """x [rows, columns] to bfloat16 y; with `parts`, x plus parts_ptr [parts, rows, columns].
 
-    The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`. Long rows with
-    parts take 16 warps unless `num_warps` says otherwise.
+    The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`. With parts,
+    long rows take 16 warps unless `num_warps` says otherwise.
     """
     num_warps = num_warps or (16 if parts and columns >= _LONG_ROW else 8)
     kinds = {"x_ptr": f"*{x_dtype}", "parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}

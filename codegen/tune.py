@@ -127,13 +127,18 @@ def _chain(
     base = schedule(tokens, provider)
     buffers = dict(base.buffers)
     cases: list[TuneCase] = []
+    arguments = [a for many in base.launches.values() for one in many for a in one.arguments]
+    parts = any(argument.name == "parts_ptr" for argument in arguments)
     for subject in _unique(base):
         if subject not in subjects:
             subjects.append(subject)
         places = [p for p, asked in base.asked.items() if TuneSubject(*asked) == subject]
-        for choice in choices(subject, tokens, provider.usual, provider.limits, most):
+        given = (tokens, provider.usual, provider.limits, most)
+        for choice in choices(subject, *given, parts=parts):
             provider.vary(subject, tokens, choice)
             varied = schedule(tokens, provider)
+            if varied.launches.keys() != base.launches.keys():
+                continue  # other layers would have to leave or add parts
             for name, nbytes in varied.buffers.items():
                 buffers[name] = max(nbytes, buffers.get(name, 0))
             launches = {place: varied.launches[place] for place in places}
@@ -143,8 +148,8 @@ def _chain(
                 if place not in base.asked and one != base.launches.get(place)
             }
             number = subjects.index(subject)
-            given = (choice.family, choice.kernel, choice.tile, choice.current)
-            cases.append(TuneCase(number, *given, launches))
+            told = (choice.family, choice.kernel, choice.tile, choice.current)
+            cases.append(TuneCase(number, *told, launches))
     groups = tuple(TuneGroup(layers, places) for layers, places in base.groups)
     fixed = {place: one for place, one in base.launches.items() if place not in base.asked}
     return TuneChain(tokens, groups, fixed, buffers, tuple(cases))
@@ -172,14 +177,23 @@ def _kernels(launches: dict[str, tuple[Launch, ...]]) -> set[str]:
 
 
 def choices(
-    subject: TuneSubject, tokens: int, table: TileTable, gpu: CudaLimits, most: int
+    subject: TuneSubject,
+    tokens: int,
+    table: TileTable,
+    gpu: CudaLimits,
+    most: int,
+    *,
+    parts: bool = False,
 ) -> list[Choice]:
-    """Today's choice, the same with the other trigger, then candidates, likeliest first."""
+    """Today's choice, the same with the other trigger, then candidates, likeliest first.
+
+    With `parts`, layers of the step leave sums in parts, so norms keep kernels of their own.
+    """
     attention = subject.kind == "attention"
     found = list(
         _attention_choices(subject.shape, tokens, table, gpu, most)
         if attention
-        else _linear_choices(subject.shape, tokens, table, gpu, most)
+        else _linear_choices(subject.shape, tokens, table, gpu, most, parts)
     )
     seen: list[tuple[str, dict[str, int]]] = []
     kept = []
@@ -191,7 +205,7 @@ def choices(
 
 
 def _linear_choices(
-    shape: dict[str, Any], tokens: int, table: TileTable, gpu: CudaLimits, most: int
+    shape: dict[str, Any], tokens: int, table: TileTable, gpu: CudaLimits, most: int, parts: bool
 ) -> Iterator[Choice]:
     now = choose_linear(table.linear, shape, tokens, gpu.num_sms)
     yield Choice(now.kernel, now.tile, 0, True)
@@ -203,7 +217,7 @@ def _linear_choices(
     if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
         yield Choice("library", {}, 2)
     op = Linear(**shape)
-    apart_only = now.tile.get("separate_norm") and _with_parts(table, tokens)
+    apart_only = parts and now.tile.get("separate_norm")
     inside = () if apart_only else candidates(op, tokens, gpu)
     apart: tuple[Candidate, ...] = ()
     if op.norm and tokens > _GEMV_TOKENS:
@@ -230,11 +244,6 @@ def _in_parts(op: Linear, split: int, tokens: int, gpu: CudaLimits, most: int) -
     for family, one in enumerate(spread(found, most), 3):
         for tile in _tiles(one):
             yield Choice(one.template, tile, family)
-
-
-def _with_parts(table: TileTable, tokens: int) -> bool:
-    """Whether layers of so many tokens leave sums in parts, which a norm of its own adds."""
-    return any(e.tile.get("parts") and e.low <= tokens <= e.high for e in table.linear)
 
 
 def _flipped(tile: dict[str, int]) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """`sitsc bench`: decode, TTFT, start-up and memory of artifacts, written as evidence."""
 
 import importlib.metadata
-import os
 import json
+import os
 import platform
 import subprocess
 import sys

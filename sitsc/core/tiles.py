@@ -158,7 +158,10 @@ def _gemv(shape: dict[str, Any], sms: int) -> TileChoice:
 
 
 def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
-    """64 rows a program, split columns until all multiprocessors work; the norm goes before."""
+    """64 rows a program, split columns until all multiprocessors work; the norm goes before.
+
+    Sums of split columns stay in parts where their reader can add them.
+    """
     block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     programs = -(-shape["rows"] // 64)
     split = 1
@@ -166,6 +169,9 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
         split *= 2
     tile = {"block_t": block_t, "block_n": 64, "split": split, "num_warps": 4}
     tile |= {"separate_norm": 1} if shape["norm"] else {}
+    sums = shape["epilogue"] == "residual"
+    if split > 1 and (sums or (shape["epilogue"], shape["out_dtype"]) == ("store", "bf16")):
+        tile |= {"parts": 1}
     if block_t == 64:  # two accumulators of 64 x 64 leave no room for weights held in advance
         more = {"block_k": 64, "stages": 5, "prefetch_bytes": 1024}
     else:

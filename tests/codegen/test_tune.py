@@ -135,7 +135,9 @@ def test_the_command_builds_steps_with_alternatives(tmp_path: Path, capfd):
     for chain in found.chains:
         places = {place for group in chain.groups for place in group.places}
         tuned = {place for case in chain.cases for place in case.launches}
-        assert tuned | set(chain.fixed) == places and not tuned & set(chain.fixed)
+        assert tuned | set(chain.fixed) == places
+        changed = [chain.fixed[place] for place in tuned & set(chain.fixed)]
+        assert {one.template for many in changed for one in many} <= {"rms_norm", "gather"}
         assert {case.subject for case in chain.cases if case.current} == set(range(6))
         for case in chain.cases:
             launches = [one for many in case.launches.values() for one in many]
