@@ -42,8 +42,10 @@ def hardware_name() -> str:
 def commit() -> str:
     """The commit of the source tree, with "+" when it was changed.
 
-    Outside of one, as on a machine that got a copy, the variable SITSC_COMMIT says it, else "".
+    On a machine that got a copy the variable SITSC_COMMIT says it; "" where nothing does.
     """
+    if told := os.environ.get("SITSC_COMMIT", ""):
+        return told
     place = Path(__file__).resolve().parents[2]
     try:
         head = subprocess.run(
@@ -59,7 +61,7 @@ def commit() -> str:
             check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("SITSC_COMMIT", "")
+        return ""
     return head + ("+" if changed else "")
 
 
