@@ -166,11 +166,12 @@ class RmsNormCheck:
     offset: float = 0.0
     weight: bool = True
     x_dtype: str = "bf16"
+    parts_dtype: str = "fp32"
     tile: Tile = field(default_factory=dict)
 
     def sources(self, pdl: bool) -> list[KernelSource]:
         shape = {"columns": self.columns, "eps": 1e-5, "offset": self.offset}
-        shape |= {"x_dtype": self.x_dtype}
+        shape |= {"x_dtype": self.x_dtype, "parts_dtype": self.parts_dtype}
         shape |= {"weight": self.weight, "parts": self.parts}
         return [instance("rms_norm", pdl=pdl, **(shape | self.tile))]
 
@@ -178,12 +179,13 @@ class RmsNormCheck:
         (source,), make = self.sources(pdl), Inputs(device)
         kind = TYPES[self.x_dtype]
         x = make.normal(self.rows, self.columns, dtype=kind)
-        added = make.normal(self.parts, self.rows, self.columns, dtype=torch.float32)
+        dtype = TYPES[self.parts_dtype]
+        added = make.normal(self.parts, self.rows, self.columns, dtype=dtype)
         weight = 1 + make.normal(self.columns, scale=0.1)
         total, y = make.poison(*x.shape, dtype=kind), make.poison(*x.shape)
         values = {"x_ptr": x, "parts_ptr": added, "sum_ptr": total, "y_ptr": y}
         values |= {"norm_ptr": weight}
-        summed = (x.float() + added.sum(0)).to(kind) if self.parts else x
+        summed = (x.float() + added.float().sum(0)).to(kind) if self.parts else x
         want = rms_norm_reference(summed, weight if self.weight else None, 1e-5, self.offset)
         want = want.to(BF16)
         checks = [Check("y", y, want, 4e-3)]

@@ -128,20 +128,20 @@ def test_any_shape(interpreter, rows, columns, tokens, split, programs, glu):
     verify(interpreter, LinearCheck("skinny", op, tokens, tile))
 
 
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("parts", [0, 1, 3])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 48), (3, 33), (2, 64)])
-def test_rms_norm(interpreter, rows, columns, offset, residual):
-    verify(interpreter, RmsNormCheck(rows, columns, residual, offset))
+def test_rms_norm(interpreter, rows, columns, offset, parts):
+    verify(interpreter, RmsNormCheck(rows, columns, parts, offset))
 
 
 def test_rms_norm_without_a_weight(interpreter):
     verify(interpreter, RmsNormCheck(3, 40, weight=False))
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_rms_norm_of_float32(interpreter, residual):
-    verify(interpreter, RmsNormCheck(3, 33, residual, x_dtype="fp32"))
+@pytest.mark.parametrize(("parts", "dtype"), [(0, "fp32"), (4, "fp32"), (1, "bf16")])
+def test_rms_norm_of_float32(interpreter, parts, dtype):
+    verify(interpreter, RmsNormCheck(3, 33, parts, x_dtype="fp32", parts_dtype=dtype))
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.928203])
