@@ -159,6 +159,8 @@ def matmul(call: Call) -> Any:
     a, b = call.tensor(0), call.tensor(1)
     if a.dtype != b.dtype and call.half in (a.dtype, b.dtype):
         a, b = a.to(call.half), b.to(call.half)
+    if a.dim() > 1 and b.dim() > 1 and a.shape[-1] == 1 == b.shape[-2]:
+        return a * b  # an outer product, as in tables of rotary embedding
     return torch.matmul(a, b)
 
 
