@@ -104,23 +104,26 @@ class PartOps(Elementwise):
             self.row_parts[row.buffer] = count
             self.kernel(info, bound | {"parts_ptr": row}, node)
             return
-        base = self.rows(residual)
-        out = self.destination(node, [bound["x_ptr"]], [residual])
-        parts = self._scratch(out, count, "float32")
-        self.kernel(info, bound | {"parts_ptr": parts}, node)
-        self.waiting[out.buffer] = Sums(base, parts, count)
+        out, sums = self._begun(node, bound["x_ptr"], count, "float32")
+        self.kernel(info, bound | {"parts_ptr": sums.parts}, node)
+        self.waiting[out.buffer] = sums
 
     def product_apart(self, node: Node, x: Ref, w: Ref, rows: int) -> bool:
         """A product of the library that the next norm adds to a float32 stream, if it can."""
         residual = arguments(node)["residual"]
         if tensor(residual).dtype != DTYPES["float32"] or not self.takes_parts(node):
             return False
+        out, sums = self._begun(node, x, 1, "bfloat16")
+        self.product(node, x, w, sums.parts, rows, kernel="mm")
+        self.waiting[out.buffer] = sums
+        return True
+
+    def _begun(self, node: Node, x: Ref, count: int, dtype: str) -> tuple[Ref, Sums]:
+        """The place of a residual sum, and what is to be added there."""
+        residual = arguments(node)["residual"]
         base = self.rows(residual)
         out = self.destination(node, [x], [residual])
-        parts = self._scratch(out, 1, "bfloat16")
-        self.product(node, x, w, parts, rows, kernel="mm")
-        self.waiting[out.buffer] = Sums(base, parts, 1)
-        return True
+        return out, Sums(base, self._scratch(out, count, dtype), count)
 
     def added(self, x: Ref) -> Sums | None:
         """What a norm that reads `x` has to add, once."""

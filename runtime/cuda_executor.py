@@ -86,9 +86,10 @@ class CudaExecutor:
         sm = int(self.plan.target.isa.removeprefix("sm_"))
         images = {}
         for regime in self.plan.regimes:
+            share = carveout(regime)
             for group in regime.groups:
                 for launch in group.launches:
-                    key = (launch.kernel, carveout(regime))
+                    key = (launch.kernel, share)
                     if launch.kind != "kernel" or key in images:
                         continue
                     stem = f"{kernel_folder(sm)}/{launch.kernel}"

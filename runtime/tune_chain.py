@@ -44,10 +44,11 @@ class TuneMemory:
         wanted = {name for chain in made.chains for name in _weight_names(chain)}
         self.weights = {s.name: _random(s) for s in made.parameters if s.name in wanted}
         self.pools: dict[str, Tensor] = {}
-        self.run = {i for chain in made.chains for part in layers_of(chain) for i in part}
+        run = {i for chain in made.chains for part in layers_of(chain) for i in part}
+        self.layers = {g.name: sorted(run & set(g.layers)) for g in made.kv}
         for group in made.kv:
             nbytes = made.kv_pages * group.page_bytes
-            count = nbytes // len(group.layers) * len(self.run & set(group.layers)) // 2
+            count = nbytes // len(group.layers) * len(self.layers[group.name]) // 2
             pool = torch.empty(count, dtype=torch.bfloat16, device="cuda").normal_()
             self.pools[group.name] = pool
         self._images: dict[tuple[str, int], KernelImage] = {}
@@ -155,9 +156,8 @@ class StepChain:
     def _moved(self, argument: Argument, layer: int | None) -> int:
         if layer is None or not argument.layer_stride:
             return argument.offset
-        group = next(g for g in self.memory.made.kv if layer in g.layers)
-        before = sum(i < layer for i in self.memory.run & set(group.layers))
-        return argument.offset + before * argument.layer_stride
+        layers = next(part for part in self.memory.layers.values() if layer in part)
+        return argument.offset + layers.index(layer) * argument.layer_stride
 
     def _tensor(self, argument: Argument, layer: int | None) -> Tensor:
         if argument.source == "kv":

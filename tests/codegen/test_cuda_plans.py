@@ -146,6 +146,27 @@ def script(plan: Plan, buckets: tuple[str, ...]) -> Script:
     return made
 
 
+def assert_close(
+    interpreter: Interpreter,
+    config: dict[str, Any],
+    graph: fx.Graph,
+    random: RandomTensors,
+    plan: Plan,
+    provider: CudaProvider,
+    buckets: tuple[str, ...],
+) -> None:
+    """A plan's logits are about as close to float32 as those of transformers in bfloat16."""
+    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
+    steps = script(plan, buckets)
+    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
+    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
+    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
+    for step, logits, rows in zip(steps.steps, found, steps.rows, strict=True):
+        expected = torch.stack([wanted[s][at] for s, at in rows])
+        error = relative_error(logits[: len(rows)], expected)
+        assert error < allowed, f"{step.regime}: relative error {error:.1e} of {allowed:.1e}"
+
+
 @pytest.mark.parametrize("family", CUDA_FAMILIES)
 def test_a_plan_is_as_close_as_transformers_in_bfloat16(
     family: str, traced: Any, interpreter: Interpreter
@@ -154,16 +175,9 @@ def test_a_plan_is_as_close_as_transformers_in_bfloat16(
     graph = traced(config, "bfloat16").graph
     random = RandomTensors(tensor_shapes(graph))
     plan, provider = make_plan(graph)
-    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
     small = family == "mistral_window"
-    steps = script(plan, ("decode_4", "decode_4", *(("decode_2", "decode_1") if small else ())))
-    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
-    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
-    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
-    for step, logits, rows in zip(steps.steps, found, steps.rows, strict=True):
-        expected = torch.stack([wanted[s][at] for s, at in rows])
-        error = relative_error(logits[: len(rows)], expected)
-        assert error < allowed, f"{step.regime}: relative error {error:.1e} of {allowed:.1e}"
+    buckets = ("decode_4", "decode_4", *(("decode_2", "decode_1") if small else ()))
+    assert_close(interpreter, config, graph, random, plan, provider, buckets)
 
 
 def test_a_wide_residual_stream_is_float32_in_every_sum(traced: Any, interpreter: Interpreter):
@@ -180,14 +194,7 @@ def test_a_wide_residual_stream_is_float32_in_every_sum(traced: Any, interpreter
         if a.name == "residual_ptr" or (launch.kernel == "addmm" and a.name == "y")
     }
     assert sums == {"float32"}
-    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
-    steps = script(plan, ("decode_4", "decode_4"))
-    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
-    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
-    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
-    for logits, rows in zip(found, steps.rows, strict=True):
-        expected = torch.stack([wanted[s][at] for s, at in rows])
-        assert relative_error(logits[: len(rows)], expected) < allowed
+    assert_close(interpreter, config, graph, random, plan, provider, ("decode_4", "decode_4"))
 
 
 _APART = {"block_t": 64, "block_n": 16, "block_k": 16, "stages": 2, "num_warps": 4, "early": 0}
@@ -240,14 +247,7 @@ def test_sums_in_parts_are_added_by_their_readers(
     before, after = ["gather+", "rope_table"], ["rms_norm+", "skinny"] if head_apart else ["skinny"]
     assert launched(plan, "decode_4") == [before, repeated, last, after]
     assert len(plan.regimes[0].groups[2].layers) == 3
-    weights = {spec.name: materialise(spec, random.read) for spec in weights_of(graph)}
-    steps = script(plan, ("decode_4", "decode_2"))
-    found = interpreter.call(run_plan, plan, provider.sources, weights, steps.steps)
-    wanted, rounded = reference(config, random), reference(config, random, torch.bfloat16)
-    allowed = max(LEAST, 1.5 * relative_error(torch.cat(rounded), torch.cat(wanted)))
-    for logits, rows in zip(found, steps.rows, strict=True):
-        expected = torch.stack([wanted[s][at] for s, at in rows])
-        assert relative_error(logits[: len(rows)], expected) < allowed
+    assert_close(interpreter, config, graph, random, plan, provider, ("decode_4", "decode_2"))
 
 
 def test_a_kernel_that_cannot_add_parts_gets_the_sum(traced: Any):
