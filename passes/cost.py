@@ -86,13 +86,18 @@ def active_experts(experts: int, top_k: int, tokens: int) -> float:
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
+def experts_share(experts: int, top_k: int, tokens: int) -> float:
+    """The share of all experts that `tokens` choose, on average: whose weights are read."""
+    return active_experts(experts, top_k, tokens) / experts
+
+
 def _experts(node: fx.Node, sizes: Sizes) -> Cost:
     """The weights of the chosen experts are read once; a token computes `top_k` of them."""
     args = arguments(node)
     spec = weight_of(args["gate_up"])
     experts, hidden = sizes.of(tensor(args["logits"]).shape[-1]), sizes.of(tensor(node).shape[-1])
     rows = sizes.elements(node) // hidden
-    share = active_experts(experts, args["top_k"], rows) / experts
+    share = experts_share(experts, args["top_k"], rows)
     weights = [n for n in node.all_input_nodes if weight_of(n) is not None]
     moved = share * sum(sizes.nbytes(n) for n in weights) + sizes.nbytes(node)
     moved += sum(sizes.nbytes(n) for n in node.all_input_nodes if n not in weights)
@@ -100,23 +105,42 @@ def _experts(node: fx.Node, sizes: Sizes) -> Cost:
     return Cost(int(moved), 6 * rows * args["top_k"] * args["intermediate"] * hidden, dtype)
 
 
+def attention_cost(
+    tokens: int,
+    sequences: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    itemsize: int,
+    window: int,
+) -> tuple[int, int]:
+    """(bytes of keys and values, operations): a new token sees context and what came before it."""
+    length = context + tokens // sequences
+    pairs = tokens * (context + (tokens // sequences + 1) / 2)
+    if window:
+        length, pairs = min(length, window), min(pairs, tokens * window)
+    moved = 2 * sequences * length * kv_heads * dim * itemsize
+    return moved, int(4 * pairs * heads * dim)
+
+
 def _attention(node: fx.Node, sizes: Sizes) -> Cost:
     """Every new token reads the keys and values of its sequence: context + tokens a sequence."""
     args = arguments(node)
     q, k, pool = tensor(args["q"]), tensor(args["k"]), tensor(args["kv"])
-    tokens, sequences = sizes.values["tokens"], sizes.values["sequences"]
-    length = sizes.values["context"] + tokens // sequences
-    if args["window"]:
-        length = min(length, args["window"])
-    heads, dim = sizes.of(q.shape[1]), sizes.of(q.shape[2])
-    pairs = tokens * (sizes.values["context"] + (tokens // sequences + 1) / 2)
-    if args["window"]:
-        pairs = min(pairs, tokens * args["window"])
-    kv_bytes = 2 * sequences * length * sizes.of(k.shape[1]) * dim * pool.dtype.itemsize
+    values = sizes.values
+    kv_bytes, flops = attention_cost(
+        *(values[name] for name in ("tokens", "sequences", "context")),
+        heads=sizes.of(q.shape[1]),
+        kv_heads=sizes.of(k.shape[1]),
+        dim=sizes.of(q.shape[2]),
+        itemsize=pool.dtype.itemsize,
+        window=args["window"],
+    )
     moved = (
         kv_bytes + sum(sizes.nbytes(args[name]) for name in ("q", "k", "v")) + sizes.nbytes(node)
     )
-    return Cost(int(moved), int(4 * pairs * heads * dim), "float32")
+    return Cost(int(moved), flops, "float32")
 
 
 def predict_us(cost: Cost, target: Target) -> float:

@@ -1,0 +1,144 @@
+"""Time of a step: of one layer, of a run of layers, of a whole model, cut by TP and EP.
+
+In: a model's record, a device, the links. Out: microseconds, computing and communicating apart,
+remembered for each cut and size. A stage is layers [first, last) of the model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sitsc.passes.collectives import NOTHING, Topology, all_gather, all_reduce, all_to_all
+from sitsc.passes.model_record import EMBEDDING, EXPERTS, ModelRecord, Op
+from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
+from sitsc.passes.tp_roles import EXPERTS as BY_EXPERTS
+from sitsc.passes.tp_roles import ROW, VOCABULARY
+
+_SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Microseconds of computing and of collectives; `reducible` is what chunks could hide."""
+
+    compute_us: float
+    comm_us: float
+    reducible_us: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """All of it, one after the other."""
+        return self.compute_us + self.comm_us
+
+    def __add__(self, other: "Time") -> "Time":
+        return Time(
+            self.compute_us + other.compute_us,
+            self.comm_us + other.comm_us,
+            self.reducible_us + other.reducible_us,
+        )
+
+    def times(self, count: int) -> "Time":
+        """`count` of them."""
+        return Time(self.compute_us * count, self.comm_us * count, self.reducible_us * count)
+
+
+ZERO = Time(0.0, 0.0)
+
+
+class StepModel:
+    """Answers for one model on one kind of device and links; remembers what it was asked."""
+
+    def __init__(self, record: ModelRecord, device: Device, where: Topology) -> None:
+        self.record, self.device, self.where = record, device, where
+        self._parts: dict[tuple[int, Sizes, Cut], Time] = {}
+
+    def layer(self, index: int, sizes: Sizes, cut: Cut) -> Time:
+        """One layer."""
+        return self._part(self.record.layers[index], sizes, cut)
+
+    def stage(self, first: int, last: int, sizes: Sizes, cut: Cut) -> Time:
+        """Layers [first, last), with the embedding before the first and logits after the last."""
+        counts: dict[int, int] = {}
+        for index in self.record.layers[first:last]:
+            counts[index] = counts.get(index, 0) + 1
+        total = ZERO
+        for index, count in counts.items():
+            total += self._part(index, sizes, cut).times(count)
+        if first == 0:
+            total += self._part(-1, sizes, cut)
+        if last == self.record.num_layers:
+            total += self._part(-2, sizes, cut)
+        return total
+
+    def whole(self, sizes: Sizes, cut: Cut) -> Time:
+        """The whole model."""
+        return self.stage(0, self.record.num_layers, sizes, cut)
+
+    def _part(self, index: int, sizes: Sizes, cut: Cut) -> Time:
+        key = (index, sizes, cut)
+        if key not in self._parts:
+            self._parts[key] = self._ops(self.ops(index), sizes, cut)
+            if index == -2:
+                self._parts[key] += self._sampling(sizes, cut)
+        return self._parts[key]
+
+    def ops(self, index: int) -> tuple[Op, ...]:
+        """Operators of a class of layers; -1: before the layers, -2: after them."""
+        special = {-1: self.record.before, -2: self.record.after}
+        return special[index] if index < 0 else self.record.classes[index]
+
+    def _ops(self, ops: Iterable[Op], sizes: Sizes, cut: Cut) -> Time:
+        compute = comm = 0.0
+        for op in ops:
+            compute += op_time(op, sizes, cut, self.device).us
+            comm += self.communication(op, sizes, cut)
+        return Time(compute, comm, comm)
+
+    def communication(self, op: Op, sizes: Sizes, cut: Cut) -> float:
+        """Microseconds of the collectives after an operator."""
+        rows = sizes.tokens if op.rows == "tokens" else sizes.rows
+        sums = op.role == ROW or (op.kind == EMBEDDING and op.role == VOCABULARY)
+        nbytes, ranks = float(rows * op.reduced_bytes), cut.tp
+        if op.kind == EXPERTS and op.role == BY_EXPERTS and op.experts is not None:
+            return self._experts(op, rows, cut)
+        return all_reduce(nbytes, ranks, self.where).us if sums else NOTHING.us
+
+    def _experts(self, op: Op, rows: int, cut: Cut) -> float:
+        """Partial sums of all ranks, or tokens sent to their experts and back: the faster.
+
+        All ranks of a stage have all of its tokens, so that a rank sends its share of them.
+        """
+        summed = all_reduce(float(rows * op.reduced_bytes), cut.tp, self.where).us
+        if cut.ep == 1 or op.experts is None:
+            return summed
+        choices = min(op.experts.top_k, cut.ep)
+        share = rows * op.reduced_bytes * choices * cut.imbalance / cut.tp
+        gathered = all_gather(float(rows * op.reduced_bytes), cut.tp, self.where).us
+        travel = 2 * all_to_all(share, cut.ep, self.where).us + gathered
+        return min(summed, travel)
+
+    def _sampling(self, sizes: Sizes, cut: Cut) -> Time:
+        """Reads the logits, which vocabulary-parallel ranks gather first."""
+        nbytes = float(sizes.rows * self.record.vocabulary * _LOGIT_BYTES)
+        kernels = _SAMPLE_KERNELS if self.device.gpu else 1
+        us = 1e6 * nbytes / self.device.read + kernels * self.device.kernel_us
+        cut_logits = any(op.role == VOCABULARY for op in self.record.after)
+        comm = all_gather(nbytes, cut.tp, self.where).us if cut_logits else 0.0
+        return Time(us, comm)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def weight_bytes(self, first: int, last: int, cut: Cut) -> float:
+        """Bytes of weights of one rank of layers [first, last); a table that two use is one."""
+        tables: dict[str, float] = {}
+        total = 0.0
+        classes = list(self.record.layers[first:last])
+        classes += [-1] * (first == 0) + [-2] * (last == self.record.num_layers)
+        for index in classes:
+            for op in self.ops(index):
+                held = op.weight_bytes * weight_share(op, cut)
+                if op.weight:
+                    tables[op.weight] = max(held, tables.get(op.weight, 0.0))
+                else:
+                    total += held
+        return total + sum(tables.values())

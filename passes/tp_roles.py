@@ -1,0 +1,94 @@
+"""How tensor parallelism would cut each operator of a final graph, found by following its values.
+
+In: a graph after its passes. Out: a role for every call that computes. A value is "cut" when each
+rank holds a part of it. Changes nothing; the sharding passes do the cutting.
+"""
+
+from typing import Any
+
+from torch import fx
+
+from sitsc.passes.fxutil import arguments, is_op, tensor
+
+Node = Any
+WHOLE = "whole"  # every rank computes all of it
+COLUMN = "column"  # outputs are cut
+ROW = "row"  # inputs are cut; the sum over ranks is an all-reduce
+HEADS = "heads"  # attention, or whatever is computed head by head
+VOCABULARY = "vocabulary"  # outputs (or rows of a table) are tokens of the vocabulary
+EXPERTS = "experts"  # routed experts; the sum over ranks is an all-reduce, or tokens travel
+_ANCHORS = ("fused_linear", "addmm", "moe", "paged_attention", "packed_embedding", "embedding")
+
+
+def roles(graph: fx.Graph) -> dict[Node, str]:
+    """The role of every call in `graph`."""
+    return _Roles().run(graph)
+
+
+class _Roles:
+    def __init__(self) -> None:
+        self.cut: dict[Node, bool] = {}
+        self.found: dict[Node, str] = {}
+        self.reached: dict[Node, frozenset[tuple[Node, str]]] = {}
+
+    def run(self, graph: fx.Graph) -> dict[Node, str]:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.found[node] = role = self._role(node)
+                self.cut[node] = role in (COLUMN, HEADS)
+        return self.found
+
+    def _role(self, node: Node) -> str:
+        if is_op(node, "packed_embedding", "embedding"):
+            return VOCABULARY
+        if is_op(node, "paged_attention"):
+            return HEADS
+        if is_op(node, "moe"):
+            return EXPERTS
+        if is_op(node, "fused_linear", "addmm"):
+            return self._linear(node)
+        return HEADS if any(self.cut.get(n) for n in node.all_input_nodes) else WHOLE
+
+    def _linear(self, node: Node) -> str:
+        x = arguments(node)["x"] if is_op(node, "fused_linear") else node.args[1]
+        if self.cut.get(x):
+            return ROW
+        ends = self._reach(node)
+        if any(how == "output" for _, how in ends):
+            return VOCABULARY
+        linears = [n for n, how in ends if how == "linear"]
+        if any(how == "attention" for n, how in ends):
+            # A latent that is expanded again before attention stays whole.
+            return WHOLE if any(self._feeds_attention(n) for n in linears) else COLUMN
+        if len(linears) == len(ends) == 1 and not self._feeds_attention(linears[0]):
+            other = linears[0]
+            wide = arguments(other)["x"] if is_op(other, "fused_linear") else other.args[1]
+            if str(tensor(wide).shape[-1]) == str(tensor(node).shape[-1]):
+                return COLUMN
+        return WHOLE
+
+    def _feeds_attention(self, node: Node) -> bool:
+        return any(how == "attention" for _, how in self._reach(node))
+
+    def _reach(self, node: Node) -> frozenset[tuple[Node, str]]:
+        """(call, how): the next linears, attentions, experts and outputs that read a value."""
+        if node not in self.reached:
+            self.reached[node] = frozenset()
+            ends: set[tuple[Node, str]] = set()
+            for user in node.users:
+                ends |= self._at(user, node)
+            self.reached[node] = frozenset(ends)
+        return self.reached[node]
+
+    def _at(self, user: Node, value: Node) -> frozenset[tuple[Node, str]]:
+        if user.op == "output":
+            return frozenset({(user, "output")})
+        if is_op(user, "fused_linear") and arguments(user)["residual"] is value:
+            return frozenset({(user, "residual")})
+        if is_op(user, "fused_linear", "addmm"):
+            return frozenset({(user, "linear")})
+        if is_op(user, "paged_attention"):
+            return frozenset({(user, "attention")})
+        if is_op(user, *_ANCHORS):
+            return frozenset({(user, "other")})
+        return self._reach(user)
