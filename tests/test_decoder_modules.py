@@ -234,6 +234,51 @@ class Branches(Small):
         return x if x.sum() > 0 else -x
 
 
+@case("pad mixes the tokens")
+class Shifted(Small):
+    """Each token is mixed with the one before, outside of attention."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x + F.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+@case("pad mixes the tokens")
+class Distant(Small):
+    """As the one above, with a token farther away than any that is executed."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x + F.pad(x, (0, 0, 40, 0))[:, : x.shape[1]]
+
+
+@case("conv1d mixes the tokens")
+class DistantConvolution(Small):
+    def mix(self, x: Tensor) -> Tensor:
+        weight = torch.ones(16, 1, 2)
+        return x + F.conv1d(x.transpose(1, 2), weight, padding=40, dilation=80, groups=16).mT
+
+
+@case("mean mixes the tokens")
+class Averaged(Small):
+    def mix(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+@case("arange computes with the number of tokens")
+class Backwards(Small):
+    """Positions that count from the end."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x + torch.arange(x.shape[1] - 1, -1, -1)[:, None] * 0.1
+
+
+@case("computes with the number of tokens")
+class Longer(Small):
+    """A factor that differs from one in long sequences alone."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x * torch.full((), x.shape[1] / 32.0).clamp(min=1.0)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_decoder_may_not_do(name: str, tmp_path: Path):
     kind, message = CASES[name]
@@ -243,30 +288,17 @@ def test_what_a_decoder_may_not_do(name: str, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-class Shifted(Small):
-    """Each token is mixed with the one before, outside of attention."""
+class ByRow(Small):
+    """What a row holds depends on where it lies in its step."""
 
     def mix(self, x: Tensor) -> Tensor:
-        return x + F.pad(x, (0, 0, 1, 0))[:, :-1]
+        return x + x.tril()
 
 
-class Averaged(Small):
-    def mix(self, x: Tensor) -> Tensor:
-        return x - x.mean(1, keepdim=True)
-
-
-class Backwards(Small):
-    """Positions that count from the end."""
-
-    def mix(self, x: Tensor) -> Tensor:
-        return x + torch.arange(x.shape[1] - 1, -1, -1)[:, None] * 0.1
-
-
-@pytest.mark.parametrize("kind", [Shifted, Averaged, Backwards])
-def test_tokens_that_meet_outside_of_attention_are_found(kind: Any, tmp_path: Path):
+def test_what_is_known_by_executing_alone_is_found(tmp_path: Path):
     torch.manual_seed(0)
     with pytest.raises(NumericsError, match="differs from the module") as caught:
-        sitsc.compile(kind(), decoder=True, out=tmp_path / "out")
+        sitsc.compile(ByRow(), decoder=True, out=tmp_path / "out")
     assert "\n" not in str(caught.value)
 
 

@@ -2,7 +2,7 @@
 
 A step holds tokens of several sequences, and a sequence comes in several steps. A convolution, a
 shift or a sum over tokens would mix sequences and lose what came before, so that a graph may only
-treat each token by itself between its attention operators.
+treat each token by itself between its attention operators, and may not compute with their number.
 """
 
 from typing import Any
@@ -27,11 +27,16 @@ _ALONG = {
 _PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "dot", "mv")
 _PICKS = ("index", "index_select", "gather", "scatter", "scatter_add", "index_add")
 _CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "_convolution")
+# Types of arguments that are computed with, in place of saying how large a tensor is.
+_VALUES = ("Tensor", "number", "float")
 Node = Any
 
 
 def check_tokens_apart(graph: fx.Graph) -> None:
-    """Raise UnsupportedModelError for an operator that mixes tokens and is not attention."""
+    """Raise UnsupportedModelError for an operator that mixes tokens and is not attention.
+
+    Also for one that computes with the number of tokens: a step has its own.
+    """
     [tokens] = graph.find_nodes(op="placeholder", target="token_ids")
     symbol = str(tokens.meta["val"].shape[0])
     for node in _needed(graph):
@@ -40,14 +45,39 @@ def check_tokens_apart(graph: fx.Graph) -> None:
             continue
         if not isinstance(node.meta.get("val"), Tensor | tuple | list):
             continue
+        if _reads_count(node, symbol):
+            raise UnsupportedModelError(
+                f"{schema.name} computes with the number of tokens",
+                where=_place(node),
+                hint="a step holds some tokens of several sequences; positions may be read",
+            )
         if _mixes(node, schema.name.split("::")[1], symbol):
-            stack = list((node.meta.get("nn_module_stack") or {}).values())
             raise UnsupportedModelError(
                 f"{schema.name} mixes the tokens of a step",
-                where=stack[-1][0].removeprefix("model.") if stack else "",
+                where=_place(node),
                 hint="tokens may meet in attention alone: convolutions, shifts and sums over "
                 "tokens cannot be compiled",
             )
+
+
+def _place(node: Node) -> str:
+    """The path of the module that a node comes from."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0].removeprefix("model.") if stack else ""
+
+
+def _reads_count(node: Node, symbol: str) -> bool:
+    """Whether the number of tokens is a value here, not a size."""
+    arguments = node.target._schema.arguments
+    kinds = {a.name: str(a.type) for a in arguments}
+    given = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
+    return any(
+        isinstance(value, fx.Node)
+        and isinstance(value.meta.get("val"), torch.SymInt | torch.SymFloat)
+        and symbol in str(value.meta["val"])
+        and kinds[name].removeprefix("Optional[").removesuffix("]") in _VALUES
+        for name, value in given.items()
+    )
 
 
 def _needed(graph: fx.Graph) -> list[Node]:
@@ -68,6 +98,8 @@ def _mixes(node: Node, name: str, symbol: str) -> bool:
         return False
     if name in _CONVOLUTIONS:
         return any(dim > 0 for dim in _dims(inputs[0], symbol))
+    if name in ("constant_pad_nd", "pad"):
+        return _pads_tokens(node, symbol)
     if name in _PRODUCTS and _contracts(node, symbol):
         return True
     if name in _PICKS:
@@ -98,6 +130,17 @@ def _kept(value: Tensor, symbol: str) -> bool:
     sizes = [str(s) for s in value.shape if isinstance(s, torch.SymInt) and symbol in str(s)]
     parts = sizes[0].split("*") if len(sizes) == 1 else []
     return symbol in parts and all(part == symbol or part.isdigit() for part in parts)
+
+
+def _pads_tokens(node: Node, symbol: str) -> bool:
+    """Whether rows are added before or after the tokens, or cut off there."""
+    rank, by = len(_values(node.args[0])[0].shape), node.args[1]
+    padded = {rank - 1 - i // 2 for i, count in enumerate(by) if not _is_zero(count)}
+    return bool(padded & set(_dims(node.args[0], symbol)))
+
+
+def _is_zero(count: Any) -> bool:
+    return type(count) is int and count == 0
 
 
 def _contracts(node: Node, symbol: str) -> bool:

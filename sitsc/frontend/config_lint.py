@@ -179,6 +179,9 @@ def _check_experts(config: dict[str, Any], family: dict[str, Any]) -> None:
         raise bad_value("n_group", groups, f"it must divide the {total} experts")
     if not _is_count(config.get("topk_group")) or config["topk_group"] > groups:
         raise bad_value("topk_group", config.get("topk_group"), f"there are {groups} groups")
+    seen = total // groups * config["topk_group"]
+    if chosen is not None and chosen > seen:
+        raise bad_value("num_experts_per_tok", chosen, f"the chosen groups have {seen} experts")
 
 
 def _check_window(config: dict[str, Any], family: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 
 from sitsc.core.errors import OptionError, UnsupportedModelError
 from sitsc.core.weights import ReadRows
+from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import drop_assertions
 from sitsc.frontend.causal import Causal, place_of
 from sitsc.frontend.module import (
@@ -105,6 +106,7 @@ def trace_decoder(module: nn.Module, example: Tensor | None, max_context: int) -
     causal.rewrite(context)
     placed.rewrite()
     check_attention(graph, symbol)
+    check_tokens_apart(graph)
     vocabulary = min([width, *_tables(graph, token_ids)])
     return TracedDecoder(
         fx.GraphModule(nn.Module(), graph),

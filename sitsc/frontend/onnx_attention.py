@@ -16,7 +16,9 @@ from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.onnx_values import TokenValues, numbers
 
 aten: Any = torch.ops.aten
-_MOST_TOKENS = 4104
+# A mask is looked at for few tokens and for more: whole numbers in it may be its window, but one
+# can also be made of fractions.
+_FEW_TOKENS, _SEVERAL_TOKENS, _MOST_TOKENS = 24, 1032, 4104
 _LOW = -1e4
 _SCORES = (
     "matmul",
@@ -87,6 +89,8 @@ def _from_sdpa(graph: fx.Graph, node: Node, values: TokenValues, layer: int) -> 
 
 
 def _from_softmax(graph: fx.Graph, node: Node, values: TokenValues, layer: int) -> None:
+    if node.args[1] not in (-1, node.meta["val"].dim() - 1):
+        raise _unknown(f"softmax goes over dimension {node.args[1]}, not over the keys")
     whole, sinks = _without_sinks(node.args[0])
     product, v = _product_after(_without_last(node) if sinks is not None else node)
     scores = _scores_before(whole)
@@ -164,11 +168,10 @@ def _scores_before(node: Node) -> _Scores:
             scale *= args[1] if is_call(node, "mul") else 1 / args[1]
             node = args[0]
         elif is_call(node, "tanh") and is_call(args[0], "div", "mul"):
-            cap, scale, node = scale, 1.0, args[0]
-            by = float(node.args[1])
-            if abs((cap / by if is_call(node, "div") else cap * by) - 1) > 1e-6:
+            node, by = args[0], float(args[0].args[1])
+            if abs((scale / by if is_call(node, "div") else scale * by) - 1) > 1e-6:
                 raise _unknown("scores are capped in a way that is not known")
-            node = node.args[0]
+            cap, scale, node = abs(scale), 1.0, node.args[0]
         elif is_call(node, "add") and len(args) == 2 and isinstance(args[1], fx.Node):
             _refuse_scaled(scale)
             first = _leads_to_product(args[0])
@@ -286,11 +289,19 @@ def _window(masks: list[tuple[Node, str]], values: TokenValues) -> int:
     if any(mask not in values.known for mask, _ in masks):
         raise _unknown("the mask depends on the values of tokens")
     found = {n for mask, _ in masks for n in numbers(mask) if 1 < n < 2**31 - 1}
-    tokens = max(24, min(_MOST_TOKENS, max(found, default=0) + 8))
-    if any(tokens < n <= 1 << 20 for n in found):
+    if any(_MOST_TOKENS - 8 < n <= 1 << 20 for n in found):
         raise _unknown(
             f"the mask is made with the number {max(found)}: a window so long is unknown"
         )
+    most = max(_SEVERAL_TOKENS, min(_MOST_TOKENS, max(found, default=0) + 8))
+    window, few = (_window_at(masks, values, tokens) for tokens in (most, _FEW_TOKENS))
+    if few != min(window or most, _FEW_TOKENS) % _FEW_TOKENS:
+        raise _unknown("the mask depends on the number of tokens")
+    return window
+
+
+def _window_at(masks: list[tuple[Node, str]], values: TokenValues, tokens: int) -> int:
+    """The window of `tokens` tokens, 0 when each sees all before. Raises UnsupportedModelError."""
     visible = torch.ones(tokens, tokens, dtype=torch.bool)
     for mask, kind in masks:
         visible &= _visible(values.compute(mask, tokens), kind, tokens)

@@ -37,6 +37,7 @@ class OnnxModule(nn.Module):
         self._last = _last_uses(program)
         self._add_weights()
         self._add_constants()
+        self._check_places()
 
     def _dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self.narrow if dtype in _HALF else dtype
@@ -64,6 +65,16 @@ class OnnxModule(nn.Module):
                 self.values[key] = value
                 self.register_buffer(key, value.to(self.device))
                 self.names[name] = key
+
+    def _check_places(self) -> None:
+        """Raise UnsupportedModelError for a Gather by places from the end: torch takes none."""
+        for step in self.program.steps:
+            place = step.inputs[1] if step.op.startswith("Gather") else ""
+            value = self.program.constants.get(place)
+            if isinstance(value, Tensor) and bool((value < 0).any()):
+                raise UnsupportedModelError(
+                    f"{step.op} with places below 0 is not supported", where=step.name
+                )
 
     def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
         """The outputs of the graph, in their order."""

@@ -14,7 +14,7 @@ from sitsc.frontend.onnx_attention import is_call
 from sitsc.frontend.onnx_values import TokenValues
 
 aten: Any = torch.ops.aten
-_COUNTS = (5, 11)
+_COUNTS = (5, 11, 4104)  # the last one for positions that are cut off or begin again
 # Operators that move values without joining those of different tokens.
 _MOVING = ("reshape", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze")
 _MOVING += ("expand", "clone", "contiguous", "detach", "alias", "t", "numpy_T", "_to_copy", "to")

@@ -70,6 +70,9 @@ def gather(call: Call) -> Any:
     source = call.tensor(0)
     if is_host(index) and not isinstance(index, list):
         return source.select(axis, index)
+    if is_host(index):  # places that count from the end are none that torch takes
+        size = source.shape[axis]
+        index = [i + size if isinstance(i, int) and i < 0 else i for i in index]
     at = as_tensor(index)
     if axis % source.dim() == 0 and source.dim() == 2:
         return F.embedding(at, source)

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import SitscError, UnsupportedModelError
 from sitsc.core.quiet import quiet
+from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import STEP_INPUTS, bind, drop_assertions
 from sitsc.frontend.checkpoint_types import Checkpoint
 from sitsc.frontend.onnx_attention import is_call, replace_attention
@@ -95,6 +96,7 @@ def trace_program(program: Program, half: torch.dtype) -> fx.GraphModule:
     module.graph.eliminate_dead_code()
     _share(module.graph)
     check_rows(module.graph)
+    check_tokens_apart(module.graph)
     return module
 
 

@@ -52,12 +52,20 @@ MIXING: dict[str, Any] = {
     "the order turned round": lambda m, x: x + x.flip(0),
     "tokens by rank": lambda m, x: x[x[:, 0].argsort()],
     "tokens side by side": lambda m, x: torch.cat([x[:1], x])[: x.shape[0]],
+    "a shift that keeps the size": lambda m, x: nn.functional.pad(x, (0, 0, 5, -5)),
+}
+COUNTING: dict[str, Any] = {
+    "a factor": lambda m, x: x * x.shape[0],
+    "a bound": lambda m, x: x.clamp(max=x.shape[0]),
+    "a tensor of it": lambda m, x: x * torch.full((), 1.0 * x.shape[0]).log().clamp(min=1.0),
+    "places from the end": lambda m, x: x + torch.arange(x.shape[0] - 1, -1, -1)[:, None],
 }
 APART: dict[str, Any] = {
     "a linear layer": lambda m, x: m.linear(x),
     "a norm": lambda m, x: nn.functional.layer_norm(x, (WIDTH,)),
     "a softmax": lambda m, x: x.softmax(-1),
     "the best of each": lambda m, x: x * x.topk(2, -1)[0].sum(-1, keepdim=True),
+    "padded features": lambda m, x: nn.functional.pad(x, (2, -2)),
     "heads apart": lambda m, x: x.view(-1, 2, 4).transpose(0, 1).transpose(0, 1).reshape(-1, 8),
     "a batch of one": lambda m, x: m.linear(x[None])[0],
     "halves turned": lambda m, x: torch.cat([-x[:, 4:], x[:, :4]], -1),
@@ -72,6 +80,12 @@ APART: dict[str, Any] = {
 def test_tokens_that_meet_are_refused(kind: str):
     with pytest.raises(UnsupportedModelError, match="mixes the tokens of a step"):
         check_tokens_apart(graph_of(MIXING[kind]))
+
+
+@pytest.mark.parametrize("kind", COUNTING)
+def test_the_number_of_tokens_is_no_value(kind: str):
+    with pytest.raises(UnsupportedModelError, match="computes with the number of tokens"):
+        check_tokens_apart(graph_of(COUNTING[kind]))
 
 
 @pytest.mark.parametrize("kind", APART)

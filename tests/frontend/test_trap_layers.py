@@ -121,6 +121,7 @@ DEEPSEEK = {
         ({"topk_method": "greedy"}, "only 'noaux_tc' is supported"),
         ({"moe_layer_freq": 2}, "only 1 is supported"),
         ({"num_experts_per_tok": 5}, "there are 4 experts"),
+        ({"num_experts_per_tok": 3}, "the chosen groups have 2 experts"),
         ({"n_group": 3}, "must divide the 4 experts"),
         ({"topk_group": 3}, "there are 2 groups"),
         ({"norm_topk_prob": "yes"}, "norm_topk_prob"),
