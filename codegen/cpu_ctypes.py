@@ -37,7 +37,7 @@ MOE = (
     "p:x l:x_stride i:x_dtype l:tokens l:hidden l:inter l:experts p:logits l:logits_stride "
     "i:logits_dtype p:correction i:top_k i:scoring i:groups i:group_top i:normalise f:scaling "
     "p:gate_up p:gate_up_scale p:gate_up_bias p:down p:down_scale p:down_bias i:weight_dtype "
-    "i:activation f:alpha f:limit p:residual l:residual_stride p:out l:out_stride"
+    "i:activation f:alpha f:limit p:residual l:residual_stride p:out l:out_stride l:first l:held"
 )
 
 

@@ -43,8 +43,8 @@ class CudaProvider:
         if choice.kernel == "library":
             return None
         op, tile = Linear(**shape), dict(choice.tile)
-        if tile.pop("separate_norm", 0):
-            op = replace(op, norm=False, x_dtype="bf16")
+        if blocks := tile.pop("separate_norm", 0):
+            op = replace(op, norm=False, x_dtype="bf16", squares=blocks if blocks > 1 else 0)
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
         if choice.kernel.startswith("gemv"):
@@ -126,10 +126,10 @@ class CudaProvider:
             tile = experts_tile(shape, self.limits.num_sms, self.limits.shared_bytes)
             source = instance(template, pdl=self.pdl, **shape, **tile)
             return self._info(source, grid(source, Sizes()), tile)
-        if template in ("rms_norm", "moe_route"):
+        if template == "moe_route":
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count,), {})
-        if template in ("gather", "glu", "pointwise", "row_norm", "moe_sum"):
+        if template in ("rms_norm", "gather", "glu", "pointwise", "row_norm", "moe_sum"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count, grid(source, Sizes())[1]), {})
         if template == "rope_table":

@@ -2,9 +2,9 @@
 
 In: rows and columns of W, what stands before and after, a tile. Out: a `KernelSource`. W [N, K]
 and x [tokens, K] are bfloat16, row-major; before a norm x may be fp32; the residual [tokens, N] has
-the type of y; sums are fp32. For epilogue "glu" W holds 2 N rows, gates first; "parts" leaves the
-sums of each share of the columns, fp32 [split, tokens, N], to the next kernel. Never decides which
-tile to take.
+the type of y; sums are fp32. With `squares`, x is the norm's input times its weight, and as many
+sums of squares a row say 1 / rms. For epilogue "glu" W holds 2 N rows, gates first; "parts" leaves
+the sums of each share of the columns, fp32 [split, tokens, N], to the next kernel.
 """
 
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ class Linear:
     bias: bool = False
     out_dtype: str = "bf16"
     x_dtype: str = "bf16"
+    squares: int = 0
 
     def check(self) -> None:
         """Raises CompileError for an epilogue, activation or type that no template has."""
@@ -48,6 +49,8 @@ class Linear:
                 raise CompileError(f"linear kernels know no {value!r}", hint=hint)
         if self.epilogue == "parts" and (self.norm or self.bias):
             raise CompileError("sums in parts have no norm and no bias", hint="take them apart")
+        if self.squares & (self.squares - 1) or (self.squares and self.norm):
+            raise CompileError("a norm is spread over 2, 4, 8 … programs", hint="apart from this")
 
     @property
     def sides(self) -> int:
@@ -60,12 +63,14 @@ def arguments(op: Linear, split: int) -> tuple[tuple[str, str], ...]:
     names = [
         ("x_ptr", f"*{op.x_dtype}"),
         ("norm_ptr", "*bf16"),
+        ("squares_ptr", "*fp32"),
         ("w_ptr", "*bf16"),
         ("bias_ptr", "*bf16"),
     ]
     names += [("residual_ptr", f"*{op.out_dtype}"), ("y_ptr", f"*{op.out_dtype}")]
     names += [("parts_ptr", "*fp32"), ("partial_ptr", "*fp32"), ("counter_ptr", "*i32")]
     absent = set() if op.norm else {"norm_ptr"}
+    absent |= set() if op.squares else {"squares_ptr"}
     absent |= set() if op.bias else {"bias_ptr"}
     absent |= set() if op.epilogue == "residual" else {"residual_ptr"}
     absent |= {"y_ptr"} if op.epilogue == "parts" else {"parts_ptr"}
@@ -156,6 +161,7 @@ def skinny(
     constants = _shape(op) | {"SPAN": span, "SPLIT": split, "STAGES": stages}
     constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_T": block_t}
     more = _parameters(op) | {"split": split, "ragged": span * split != op.columns}
+    more["squares"] = op.squares
     if not ahead:
         more |= {"prefetch": min(prefetch_bytes, span * 2) // 16 * 16, "block_n": block_n}
     names = (*arguments(op, split), ("num_tokens", "i32"))
@@ -179,6 +185,8 @@ def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
 
 
 def _no_parts(op: Linear) -> None:
+    if op.squares:
+        raise CompileError("kernels for 1-4 tokens read no sums of squares", hint="take skinny")
     if op.epilogue == "parts":
         raise CompileError("kernels for 1-4 tokens leave no sums in parts", hint="take skinny")
 

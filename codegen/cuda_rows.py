@@ -9,6 +9,7 @@ from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
 _LONG_ROW = 4096
+_WARP_COLUMNS = 512
 
 
 def rms_norm(
@@ -19,6 +20,7 @@ def rms_norm(
     weight: bool = True,
     parts: int = 0,
     parts_dtype: str = "fp32",
+    blocks: int = 1,
     x_dtype: str = "bf16",
     num_warps: int = 0,
     pdl: bool = True,
@@ -27,17 +29,20 @@ def rms_norm(
     """x [rows, columns] to bfloat16 y; with `parts`, x plus parts_ptr [parts, rows, columns].
 
     The sum is kept in sum_ptr, which may be x_ptr; x and sum have the type `x_dtype`. With parts,
-    long rows take 16 warps unless `num_warps` says otherwise.
+    long rows take 16 warps unless `num_warps` says otherwise. With `blocks` > 1, a power of two, as
+    many programs share a row: y lacks 1 / rms, squares_ptr [rows, blocks] gets sums of squares.
     """
-    num_warps = num_warps or (16 if parts and columns >= _LONG_ROW else 8)
+    block, many = power_of_two(-(-columns // blocks)), 16 if parts and columns >= _LONG_ROW else 8
+    num_warps = num_warps or (many if blocks == 1 else max(1, block // _WARP_COLUMNS))
     kinds = {"x_ptr": f"*{x_dtype}", "parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}
-    kinds |= {"norm_ptr": "*bf16", "y_ptr": "*bf16"}
+    kinds |= {"norm_ptr": "*bf16", "y_ptr": "*bf16", "squares_ptr": "*fp32"}
     absent = set() if parts else {"parts_ptr", "sum_ptr"}
+    absent |= set() if blocks > 1 else {"squares_ptr"}
     absent |= set() if weight else {"norm_ptr"}
     return make(
         "rms_norm",
         tuple((name, kind) for name, kind in kinds.items() if name not in absent),
-        {"H": columns, "BLOCK": power_of_two(columns)},
+        {"H": columns, "BLOCK": block, "BLOCKS": blocks},
         num_warps,
         pdl,
         early,
@@ -45,6 +50,7 @@ def rms_norm(
         offset=offset,
         weight=weight,
         parts=parts,
+        blocks=blocks,
     )
 
 

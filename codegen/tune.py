@@ -22,6 +22,7 @@ from sitsc.core.kernel_meta import kernel_folder
 from sitsc.core.kernels import KernelProvider
 from sitsc.core.plan import Launch
 from sitsc.core.tiles import (
+    NORM_PROGRAMS,
     AttentionEntry,
     TileEntry,
     TileTable,
@@ -211,37 +212,42 @@ def _linear_choices(
     yield Choice(now.kernel, now.tile, 0, True)
     if now.kernel != "library":
         yield Choice(now.kernel, _flipped(now.tile), 1)
+    if programs := now.tile.get("separate_norm"):
+        other = {"separate_norm": NORM_PROGRAMS if programs == 1 else 1}
+        yield Choice(now.kernel, now.tile | other, 2)
     if now.tile.get("parts"):
-        yield from _in_parts(Linear(**shape), now.tile["split"], tokens, gpu, most)
+        yield from _in_parts(Linear(**shape), now.tile, tokens, gpu, most)
         return
     if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
-        yield Choice("library", {}, 2)
+        yield Choice("library", {}, 3)
     op = Linear(**shape)
-    apart_only = parts and now.tile.get("separate_norm")
+    apart_only = parts and programs
     inside = () if apart_only else candidates(op, tokens, gpu)
     apart: tuple[Candidate, ...] = ()
     if op.norm and tokens > _GEMV_TOKENS:
         apart = tuple(
-            replace(one, tile=one.tile | {"separate_norm": 1})
+            replace(one, tile=one.tile | {"separate_norm": programs or 1})
             for one in candidates(replace(op, norm=False), tokens, gpu)
             if not one.template.startswith("gemv")
         )
     share = most // 3 if apart else most
-    for family, one in enumerate([*spread(inside, share), *spread(apart, most - share)], 3):
+    for family, one in enumerate([*spread(inside, share), *spread(apart, most - share)], 4):
         for tile in _tiles(one):
             yield Choice(one.template, tile, family)
 
 
-def _in_parts(op: Linear, split: int, tokens: int, gpu: CudaLimits, most: int) -> Iterator[Choice]:
+def _in_parts(
+    op: Linear, now: dict[str, int], tokens: int, gpu: CudaLimits, most: int
+) -> Iterator[Choice]:
     """Kernels that leave sums in parts; attention adds as many to its row as it did."""
-    plain = replace(op, norm=False, x_dtype="bf16")
-    more = {"parts": 1} | ({"separate_norm": 1} if op.norm else {})
+    plain, split = replace(op, norm=False, x_dtype="bf16"), now["split"]
+    more = {"parts": 1} | {k: v for k, v in now.items() if k == "separate_norm"}
     found = [
         replace(one, tile=one.tile | more)
         for one in candidates(plain, tokens, gpu)
         if one.template == "skinny" and (one.tile["split"] == split or op.epilogue == "residual")
     ]
-    for family, one in enumerate(spread(found, most), 3):
+    for family, one in enumerate(spread(found, most), 4):
         for tile in _tiles(one):
             yield Choice(one.template, tile, family)
 

@@ -25,17 +25,19 @@ class LinearOps(PartOps):
         if info is None:
             self._by_library(node, a, shape, x)
             return
-        if info.tile.get("separate_norm"):
-            x = self._normed(node, a, x)
+        scale: Ref | None = None
+        if blocks := info.tile.get("separate_norm", 0):
+            x, scale = self._normed(node, a, x, blocks)
         if in_parts(info):
             bound = {"x_ptr": x, "w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}
-            self.leave_parts(node, info, bound)
+            self.leave_parts(node, info, bound | {"squares_ptr": scale})
             return
         residual = None if a["residual"] is None else self.rows(a["residual"])
         out = self._output(node, a, [x])
         bound = {
             "x_ptr": x,
             "norm_ptr": self._maybe(a["norm_weight"]),
+            "squares_ptr": scale,
             "w_ptr": self.place(a["weight"]),
             "bias_ptr": self._maybe(a["bias"]),
             "residual_ptr": residual,
@@ -78,14 +80,22 @@ class LinearOps(PartOps):
         """In place over the residual where that is free, or where the next layer expects it."""
         return self.destination(node, reads, [] if a["residual"] is None else [a["residual"]])
 
-    def _normed(self, node: Node, a: dict[str, Any], x: Ref) -> Ref:
-        """The norm before a linear layer as a kernel of its own, and where it leaves x."""
-        normed = self.temporary("normed", x.shape, "bfloat16")
+    def _normed(
+        self, node: Node, a: dict[str, Any], x: Ref, blocks: int = 1
+    ) -> tuple[Ref, Ref | None]:
+        """The norm before a linear layer as a kernel of its own, and where it leaves x.
+
+        With several `blocks` a row, also where sums of squares are from which 1 / rms is to come.
+        """
+        normed, squares = self.temporary("normed", x.shape, "bfloat16"), None
         shape = {"columns": x.shape[-1], "eps": a["eps"], "offset": a["offset"]}
         if x.dtype != "bfloat16":
             shape["x_dtype"] = SHORT[x.dtype]
         weight = self._maybe(a["norm_weight"])
         bound = {"x_ptr": x, "norm_ptr": weight, "y_ptr": normed}
+        if blocks > 1:
+            squares = self.temporary("squares", (*x.shape[:-1], blocks), "float32")
+            bound, shape = bound | {"squares_ptr": squares}, shape | {"blocks": blocks}
         if (sums := self.added(x)) is not None:
             bound |= {"x_ptr": sums.base, "parts_ptr": sums.parts, "sum_ptr": x}
             shape |= {"parts": sums.count, "parts_dtype": SHORT[sums.parts.dtype]}
@@ -93,12 +103,12 @@ class LinearOps(PartOps):
             "rms_norm", **shape, weight=weight is not None, count=self.count(node)
         )
         self.kernel(info, bound, node, counted=False)
-        return normed
+        return normed, squares
 
     def _by_library(self, node: Node, a: dict[str, Any], shape: dict[str, Any], x: Ref) -> None:
         """Norm, matrix product by the library, then the epilogue that the library lacks."""
         if shape["norm"]:
-            x = self._normed(node, a, x)
+            x, _ = self._normed(node, a, x)
         glu, weight = a["epilogue"] == "glu", self.place(a["weight"])
         rows = a["out_features"] * (2 if glu else 1)
         if a["bias"] is not None:

@@ -5,7 +5,7 @@ operators, in fp32 from the same bfloat16 inputs. Attention: attention_checks.py
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -36,17 +36,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Check:
-    """`got` must equal `want`: exactly, or within `tolerance` of its norm; in all rows or some."""
+    """`got` must equal `want`: exactly, or within `tolerance` of its norm; in all rows or some.
+
+    With `parts`, `got` is a stack of sums and all of them together are checked.
+    """
 
     name: str
     got: Tensor
     want: Tensor
     tolerance: float = 0.0
     rows: Tensor | None = None
+    parts: bool = False
 
     def error(self) -> float:
         """0 for equal, NaN in the same places; otherwise the relative error of the norm."""
-        got, want = self.got, self.want
+        got, want = self.got.double().sum(0) if self.parts else self.got, self.want
         if self.rows is not None:
             got, want = got[self.rows], want[self.rows]
         got, want = got.double(), want.double()
@@ -191,6 +195,48 @@ class RmsNormCheck:
         checks = [Check("y", y, want, 4e-3)]
         checks += [Check("sum", total, summed, 8e-3)] if self.parts else []
         return Prepared((launch(source, Sizes(tokens=self.rows), values),), tuple(checks))
+
+
+@dataclass(frozen=True)
+class SpreadNormCheck:
+    """A norm that several programs a row share, and the linear kernel that completes it."""
+
+    op: Linear
+    tokens: int
+    tile: Tile
+    blocks: int = 4
+    parts: int = 0
+
+    def sources(self, pdl: bool) -> list[KernelSource]:
+        op, types = self.op, {"x_dtype": self.op.x_dtype, "parts": self.parts}
+        shape = {"columns": op.columns, "eps": op.eps, "offset": op.offset, "blocks": self.blocks}
+        reader = replace(op, norm=False, x_dtype="bf16", squares=self.blocks)
+        norm = instance("rms_norm", pdl=pdl, **shape, **types)
+        return [norm, instance("skinny", reader, pdl=pdl, **self.tile)]
+
+    def prepare(self, device: str, pdl: bool) -> Prepared:
+        (norm, linear), make, op = self.sources(pdl), Inputs(device), self.op
+        kind, wide = TYPES[op.x_dtype], torch.float32
+        x, gain = make.normal(self.tokens, op.columns, dtype=kind), make.normal(op.columns)
+        added = make.normal(self.parts, self.tokens, op.columns, dtype=wide)
+        weight = make.normal(op.rows * op.sides, op.columns, scale=op.columns**-0.5)
+        summed = (x.float() + added.sum(0)).to(kind) if self.parts else x
+        epilogue = "none" if op.epilogue == "parts" else op.epilogue
+        more = (op.rows, "rms_norm", op.eps, op.offset, epilogue, op.activation, "float32")
+        want = fused_linear_reference(summed, weight, None, None, gain, None, *more, "plain")
+        split = int(linear.constants["SPLIT"]) if op.epilogue == "parts" else 1
+        y = make.poison(split, self.tokens, op.rows, dtype=TYPES[op.out_dtype])
+        normed, squares = make.poison(*x.shape), make.poison(self.tokens, self.blocks, dtype=wide)
+        values = {"x_ptr": x, "parts_ptr": added, "sum_ptr": x, "norm_ptr": gain, "y_ptr": normed}
+        first = launch(norm, Sizes(tokens=self.tokens), values | {"squares_ptr": squares})
+        sums, counters = cuda_linear.workspace(op, linear, self.tokens)
+        counter, partial = make.zeros(counters), make.poison(sums, dtype=wide)
+        values = {"x_ptr": normed, "squares_ptr": squares, "w_ptr": weight, "parts_ptr": y}
+        values |= {"y_ptr": y[0], "partial_ptr": partial, "counter_ptr": counter}
+        second = launch(linear, Sizes(), values | {"num_tokens": self.tokens})
+        checks = [Check("y", y, want, 1e-2, parts=True)]
+        checks += [Check("sum", x, summed, 8e-3)] if self.parts else []
+        return Prepared((first, second), tuple(checks), (counter,))
 
 
 @dataclass(frozen=True)

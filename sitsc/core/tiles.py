@@ -14,7 +14,7 @@ from sitsc.core.errors import PlanError
 from sitsc.core.records import from_value, to_value
 
 GEMV_TOKENS, SKINNY_TOKENS = 2, 64
-_WHOLE_ROW = 4096
+_WHOLE_ROW, NORM_PROGRAMS = 4096, 8
 _MOST_SPLITS, _STAGE_BYTES = 32, 96 << 10
 
 
@@ -160,6 +160,7 @@ def _gemv(shape: dict[str, Any], sms: int) -> TileChoice:
 def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     """64 rows a program, split columns until all multiprocessors work; the norm goes before.
 
+    For few tokens several programs share a row of the norm, as many as `separate_norm` says.
     Sums of split columns stay in parts where their reader can add them.
     """
     block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
@@ -168,7 +169,7 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     while split < 4 and programs * split < sms and shape["columns"] % (split * 2 * 128) == 0:
         split *= 2
     tile = {"block_t": block_t, "block_n": 64, "split": split, "num_warps": 4}
-    tile |= {"separate_norm": 1} if shape["norm"] else {}
+    tile |= {"separate_norm": NORM_PROGRAMS if tokens <= 8 else 1} if shape["norm"] else {}
     sums = shape["epilogue"] == "residual"
     if split > 1 and (sums or (shape["epilogue"], shape["out_dtype"]) == ("store", "bf16")):
         tile |= {"parts": 1}

@@ -24,6 +24,7 @@ from tests.kernel_checks import (
     PlaceCheck,
     RmsNormCheck,
     RopeTableCheck,
+    SpreadNormCheck,
 )
 
 EPS = 1e-5
@@ -142,6 +143,23 @@ def test_rms_norm_without_a_weight(interpreter):
 @pytest.mark.parametrize(("parts", "dtype"), [(0, "fp32"), (4, "fp32"), (1, "bf16")])
 def test_rms_norm_of_float32(interpreter, parts, dtype):
     verify(interpreter, RmsNormCheck(3, 33, parts, x_dtype="fp32", parts_dtype=dtype))
+
+
+SPREAD = [
+    (Linear(33, 48, True, EPS, 0.0, "glu", "gelu_erf", x_dtype="fp32"), 5, {}, 2),
+    (Linear(33, 48, True, EPS, 1.0, x_dtype="fp32"), 7, {"block_n": 32, "split": 2}, 2),
+    (Linear(33, 80, True, EPS, 0.0, "parts", out_dtype="fp32"), 9, {"split": 4}, 0),
+    (Linear(40, 50, True, EPS, 1.0, out_dtype="fp32"), 1, {}, 0),
+]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: f"{case[0].epilogue}-{case[1]}")
+def test_norm_that_programs_share(interpreter, case, ahead):
+    op, tokens, tile, parts = case
+    tile = {"block_t": 16, "block_n": 16, "block_k": 16, "stages": 2, "ahead": ahead} | tile
+    blocks = 8 if op.columns == 80 else 4
+    verify(interpreter, SpreadNormCheck(op, tokens, tile, blocks, parts))
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.928203])

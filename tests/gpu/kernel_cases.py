@@ -23,6 +23,7 @@ from tests.kernel_checks import (
     PlaceCheck,
     RmsNormCheck,
     RopeTableCheck,
+    SpreadNormCheck,
     Tile,
 )
 
@@ -168,10 +169,15 @@ def _attention_checks() -> dict[str, KernelCheck]:
     return found
 
 
+GLU = Linear(14336, 4096, True, EPS, 0.0, "glu", x_dtype="fp32")
+SPREAD_TILE = {"ahead": True, "block_t": 8, "block_n": 64, "block_k": 128, "stages": 3}
+
+
 def _row_checks() -> dict[str, KernelCheck]:
     return {
         "rms_norm": RmsNormCheck(130, 4096),
         "rms_norm with parts": RmsNormCheck(7, 2880, parts=4, offset=1.0),
+        "norm of several programs": SpreadNormCheck(GLU, 8, SPREAD_TILE, blocks=8, parts=4),
         "embedding": GatherCheck(64, VOCABULARY, 4096),
         "embedding, scaled": GatherCheck(3, 1000, 2304, scale=48.0),
         "rope table": RopeTableCheck((0, 1, 8191, 131071, 1048575, 77), 128),
