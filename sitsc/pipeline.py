@@ -15,7 +15,7 @@ from sitsc.core import artifact as files
 from sitsc.core import build_cache
 from sitsc.core.artifact import Artifact, ArtifactWriter, Manifest
 from sitsc.core.canonical import canonical_json, digest
-from sitsc.core.errors import CompileError, UnsupportedModelError
+from sitsc.core.errors import CompileError, OptionError, UnsupportedModelError
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
@@ -30,6 +30,7 @@ from sitsc.frontend.encoder_lint import lint_encoder
 from sitsc.frontend.lint import LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
 from sitsc.frontend.longrope import longrope_warnings
+from sitsc.frontend.range_lint import LARGEST
 
 Progress = Callable[[str, float], None]
 """Called with a phase ("trace", "passes", "codegen", "pack") and its share done, 0 to 1."""
@@ -117,13 +118,27 @@ def lint_model(
     *,
     read_weights: bool = False,
 ) -> LintReport:
-    """Everything that its files tell about `model`. Raises CheckpointError when it cannot open."""
+    """Everything that its files tell about `model`.
+
+    Raises CheckpointError when it cannot open, OptionError for what is not looked at.
+    """
+    if dtype not in ("auto", *LARGEST):
+        raise OptionError(
+            f"--dtype {dtype!r} is unknown", hint=f"one of auto, {', '.join(LARGEST)}"
+        )
     try:
         checkpoint = open_checkpoint(model)
     except UnsupportedModelError as error:
         if not onnx_lint.is_onnx(model):
             raise
         return onnx_lint.refused(model, error)
+    unread = {"dtype": dtype != "auto", "weights": read_weights}
+    if checkpoint.program is not None or is_encoder(checkpoint):
+        if given := [name for name, value in unread.items() if value]:
+            raise OptionError(
+                f"--{given[0]} is for decoders of config.json and safetensors, or GGUF",
+                hint="leave it out",
+            )
     if checkpoint.program is not None:
         return onnx_lint.lint_onnx(checkpoint)
     if is_encoder(checkpoint):

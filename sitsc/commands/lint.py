@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 def lint(
     model: Annotated[
-        Path, typer.Argument(help="A model folder (config.json and safetensors) or a .gguf file.")
+        Path,
+        typer.Argument(
+            help="A model folder (config.json and safetensors), a .gguf or a .onnx file."
+        ),
     ],
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16: look for what it would lose.")
     ] = "auto",
     weights: Annotated[
-        bool, typer.Option("--weights", help="Read the weights: numbers that overflow --dtype.")
+        bool,
+        typer.Option("--weights", help="Read the weights: NaN, and numbers that overflow --dtype."),
     ] = False,
     allow_unknown_key: Annotated[
         list[str] | None, typer.Option(help="A key of config.json to ignore; repeatable.")

@@ -4,6 +4,7 @@ In: a checkpoint and a dtype. Out: what storing the weights in it would lose. He
 tensors must be looked at; those are read a block of rows at a time and only when asked.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def wider_tensors(checkpoint: Checkpoint, dtype: str) -> list[str]:
 def overflows(checkpoint: Checkpoint, dtype: str) -> Iterator[Overflow]:
     """Tensors whose numbers overflow `dtype`, infinities and NaN included; reads the weights."""
     limit = LARGEST[dtype]
-    for name in wider_tensors(checkpoint, dtype):
+    for name in checkpoint.tensors:
         largest = _largest(checkpoint, name)
         if not largest <= limit:
             yield Overflow(name, largest)
@@ -58,24 +59,26 @@ def _largest(checkpoint: Checkpoint, name: str) -> float:
     for start in range(0, shape[0], step):
         block = checkpoint.read(name, (start, min(shape[0], start + step)))
         value = float(block.abs().max())
-        if not value <= largest:  # larger, or NaN
-            largest = value
+        if not math.isfinite(value):
+            return value
+        largest = max(largest, value)
     return largest
 
 
 def range_problems(checkpoint: Checkpoint, dtype: str, read: bool) -> list[SitscError]:
-    """Errors for float16, by reading the weights if `read`."""
-    if dtype != "float16" or not wider_tensors(checkpoint, dtype):
-        return []
-    found = list(overflows(checkpoint, dtype)) if read else []
-    return [
-        UnsupportedModelError(
-            f"{item.name} holds {item.largest:.4g}, float16 ends at {LARGEST['float16']:.0f}",
-            where="weights",
-            hint="compile with --dtype bfloat16 or float32",
-        )
-        for item in found
-    ]
+    """Errors for numbers that `dtype` cannot hold ("auto": infinities and NaN), if `read`."""
+    target = "float32" if dtype == "auto" else dtype
+    found = overflows(checkpoint, target) if read else ()
+    return [_too_large(item, target) for item in found]
+
+
+def _too_large(item: Overflow, dtype: str) -> SitscError:
+    if not math.isfinite(item.largest):
+        what, hint = f"{item.name} holds {item.largest}", "the file is damaged: fetch it again"
+    else:
+        what = f"{item.name} holds {item.largest:.4g}, {dtype} ends at {LARGEST[dtype]:.5g}"
+        hint = "compile with --dtype float32" + (" or bfloat16" if dtype == "float16" else "")
+    return UnsupportedModelError(what, where="weights", hint=hint)
 
 
 def dtype_warnings(checkpoint: Checkpoint, dtype: str) -> list[str]:

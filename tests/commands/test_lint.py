@@ -8,6 +8,7 @@ import pytest
 
 from sitsc.models.presets import preset
 from tests.commands.command_line import call
+from tests.frontend.onnx_files import small_decoder
 
 
 def write(root: Path, **changes: Any) -> Path:
@@ -64,3 +65,13 @@ def test_a_family_without_an_entry_is_tried_and_says_so(
     )
     other = write(tmp_path, **changes, clip_qkv=8.0)
     assert "unknown key 'clip_qkv'" in call(capfd, "lint", other).out
+
+
+def test_options_that_nothing_reads_are_errors(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    done = call(capfd, "lint", write(tmp_path), "--dtype", "int4")
+    assert done.code == 2 and "--dtype 'int4' is unknown" in done.err
+    path = tmp_path / "model.onnx"
+    path.write_bytes(small_decoder().SerializeToString())
+    for option in (["--weights"], ["--dtype", "bfloat16"]):
+        done = call(capfd, "lint", path, *option)
+        assert done.code == 2 and f"{option[0]} is for decoders" in done.err

@@ -43,6 +43,18 @@ def test_a_bfloat16_checkpoint_asked_for_in_float16(tmp_path: Path):
         CompileOptions(dtype="float16")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers(value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sitsc.frontend.range_lint._BLOCK_ELEMENTS", 1 << 12)  # several blocks
+    weight = torch.ones(128, 64, dtype=torch.bfloat16)
+    weight[3, 5] = value
+    root = write_model(tmp_path, tiny(), model__layers__1__mlp__up_proj__weight=weight)
+    for dtype in ("auto", "bfloat16", "float16"):
+        report = lint_checkpoint(open_checkpoint(root), dtype=dtype, read_weights=True)
+        (error,) = [f for f in report.findings if f.level == "error"]
+        assert f"mlp.up_proj.weight holds {abs(value)}" in error.what
+
+
 def _remove(root: Path) -> None:
     (root / "model-00002-of-00002.safetensors").unlink()
 
