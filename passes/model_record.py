@@ -52,7 +52,8 @@ class Op:
 
     `rows` names what counts its rows: "tokens" of the step, or "rows" that need logits. For a
     linear layer `columns` are its inputs, `outputs` its products (gate and up both), and `norm`
-    and `glu` say what is fused before and after; `heads` are those of the attention it feeds.
+    and `glu` say what is fused before and after; `heads` are those of the attention that it feeds
+    with "qkv", "q" or "kv" (k or v). `reduced_bytes` of a row are summed over ranks after it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Op:
     glu: bool = False
     reduced_bytes: int = 0
     heads: Heads | None = None
+    feeds: str = ""
     experts: Experts | None = None
 
     def cost(self, tokens: int, rows: int, sequences: int, context: int) -> Cost:
@@ -229,7 +231,9 @@ class _Maker:
         columns, glu = int(x.shape[-1]), a["epilogue"] == "glu"
         reads = float(columns * x.dtype.itemsize)
         spec = weight_of(a["weight"])
-        reduced = a["out_features"] * self._compute_itemsize() if op.role == ROW else 0
+        heads, feeds = self._fed(node)
+        sums = op.role == ROW and not self._joins(node)
+        reduced = a["out_features"] * self._compute_itemsize() if sums else 0
         return replace(
             op,
             weight=spec.name if spec else "",
@@ -240,11 +244,23 @@ class _Maker:
             norm=a["prologue"] == "rms_norm",
             glu=glu,
             reduced_bytes=reduced,
-            heads=self._fed(node),
+            heads=heads,
+            feeds=feeds,
         )
 
-    def _fed(self, node: Node) -> Heads | None:
-        """The heads of the attention that a linear layer gives q, k and v together."""
+    def _joins(self, node: Node) -> bool:
+        """Whether a partial sum is only added to another one: one collective for both."""
+        users = list(node.users)
+        if len(users) != 1 or not is_op(users[0], "fused_linear", "add"):
+            return False
+        if is_op(users[0], "add"):
+            others = [n for n in users[0].all_input_nodes if n is not node]
+            later = [n for n in others if self.roles.get(n) == ROW]
+            return any(list(self.roles).index(n) > list(self.roles).index(node) for n in later)
+        return self.roles[users[0]] == ROW and arguments(users[0])["residual"] is node
+
+    def _fed(self, node: Node) -> tuple[Heads | None, str]:
+        """The heads of the attention that a linear layer feeds, and with which parts."""
         ends, seen = list(node.users), set()
         while ends:
             user = ends.pop()
@@ -252,12 +268,13 @@ class _Maker:
                 continue
             seen.add(user)
             if is_op(user, "paged_attention"):
-                found = self._heads(user)
-                wide = (found.heads + 2 * found.kv_heads) * found.dim
-                return found if wide == int(tensor(node).shape[-1]) else None
+                found, width = self._heads(user), int(tensor(node).shape[-1])
+                queries, keys = found.heads * found.dim, found.kv_heads * found.dim
+                parts = {keys: "kv", queries: "q", queries + 2 * keys: "qkv"}
+                return (found, parts[width]) if width in parts else (None, "")
             if not is_op(user, "fused_linear", "moe", "addmm"):
                 ends += list(user.users)
-        return None
+        return None, ""
 
     def _heads(self, node: Node) -> Heads:
         a = arguments(node)

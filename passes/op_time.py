@@ -123,11 +123,12 @@ def output_share(op: Op, tp: int) -> float:
     """The share of a linear layer's outputs that one rank computes."""
     if op.role not in (COLUMN, VOCABULARY):
         return 1.0
-    if op.heads is not None:
-        h = op.heads
-        ours = h.heads / tp + 2 * kv_heads_of(h, tp)
-        return ours / (h.heads + 2 * h.kv_heads)
-    return 1 / tp
+    if op.heads is None or op.feeds == "q":
+        return 1 / tp
+    ours, all_ = 2 * kv_heads_of(op.heads, tp), 2 * op.heads.kv_heads
+    if op.feeds == "qkv":
+        ours, all_ = ours + op.heads.heads / tp, all_ + op.heads.heads
+    return ours / all_
 
 
 def weight_share(op: Op, cut: Cut) -> float:

@@ -76,7 +76,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A partition that was considered: its prediction, or the constraint that it fails."""
+    """A partition that was considered: its prediction, or the constraint that it fails.
+
+    Of one that cannot be, `change` is the smallest change that would do, and the figures are 0.
+    """
 
     tp: int
     pp: int
@@ -84,11 +87,46 @@ class Alternative:
     dp: int
     feasible: bool
     reason: str
+    change: str = ""
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    tokens_per_s: float = 0.0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Granularity:
+    """Bytes of a piece of a message that is cut over a link: the best, and what is near it."""
+
+    link: str
+    ranks: int
+    message_bytes: int
+    best_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCut:
+    """How prompts from `low_tokens` up to `high_tokens` (both included) are computed.
+
+    `how` is "whole" (one step), "chunked" (steps one after the other) or "pipelined" (chunks
+    through stages at the same time). `ttft_ms` is that of the longest.
+    """
+
+    low_tokens: int
+    high_tokens: int
+    how: str
+    chunk_tokens: int
+    ttft_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """The partition and granularity chosen, and what was not chosen."""
+    """The partition and granularity chosen, and what was not chosen.
+
+    `stages` holds the first layer of each stage and the number of layers.
+    """
 
     tp: int
     pp: int
@@ -97,6 +135,9 @@ class Parallel:
     micro_batch: int
     chunk_tokens: int
     alternatives: tuple[Alternative, ...]
+    stages: tuple[int, ...] = ()
+    granularity: tuple[Granularity, ...] = ()
+    cuts: tuple[PrefillCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +366,7 @@ class Plan:
 
 def _without_predictions(value: Any) -> Any:
     if isinstance(value, dict):
-        dropped = ("predictions", "predicted_us", "ceilings")
+        dropped = ("predictions", "predicted_us", "ceilings", "alternatives")
         return {k: _without_predictions(v) for k, v in value.items() if k not in dropped}
     if isinstance(value, list):
         return [_without_predictions(item) for item in value]
