@@ -1,4 +1,7 @@
-"""Fuse residual: residual + linear(x) becomes the linear layer's epilogue; experts take one too."""
+"""Fuse residual: residual + linear(x) becomes the linear layer's epilogue.
+
+Experts and sums over ranks take one too.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +20,8 @@ from sitsc.passes.fxutil import (
     tensor,
 )
 
+_TAKING = ("fused_linear", "moe", "all_reduce")
+
 
 @dataclass(frozen=True, slots=True)
 class FuseResidual:
@@ -34,7 +39,7 @@ class FuseResidual:
                     break
 
     def _fits(self, linear: Node, residual: Node) -> bool:
-        if not isinstance(residual, fx.Node) or not is_op(linear, "fused_linear", "moe"):
+        if not isinstance(residual, fx.Node) or not is_op(linear, *_TAKING):
             return False
         if len(linear.users) != 1 or linear is residual:
             return False

@@ -65,6 +65,7 @@ def _rewrite(graph: fx.Graph, node: Node, router: Router) -> None:
         wide = x
     given: dict[str, Any] = {
         "x": wide,
+        "first": None,
         "residual": None,
         "gate_up_scale": None,
         "down_scale": None,

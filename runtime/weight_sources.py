@@ -61,6 +61,9 @@ def _pieces(place: Placed, files: CheckpointFiles) -> list[Piece] | None:
         return None
     copied = spec.role == "weight" and spec.format == "plain" and spec.dtype != "int8"
     for source in spec.sources:
+        if source.zeros:
+            copied = False
+            continue
         tensor = files.place(source.tensor)
         if spec.role == "weight":
             _check_shape(spec, source, tensor)

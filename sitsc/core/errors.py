@@ -71,6 +71,10 @@ class MemoryPlanError(SitscError):
     """The plan does not fit the memory of the target."""
 
 
+class PartitionError(SitscError):
+    """A model cannot be cut among ranks as asked."""
+
+
 class TargetError(SitscError):
     """The target is unknown, or not the one this machine has."""
 

@@ -40,7 +40,7 @@ def tensor_shapes(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
     for node in graph.nodes:
         spec = node.meta.get("weight")
         if spec is not None and spec.role == "weight":
-            for source in spec.sources:
+            for source in (s for s in spec.sources if not s.zeros):
                 shape = spec.source_shape(source)
                 found[source.tensor] = max(found.get(source.tensor, shape), shape)
     return found
@@ -60,6 +60,7 @@ def step_inputs(
         "block_table": torch.tensor([order], dtype=torch.int32),
         "query_start": torch.tensor([0, count], dtype=torch.int32),
         "context_lens": torch.zeros(1, dtype=torch.int32),
+        "tp_rank": torch.zeros(1, dtype=torch.int64),
     }
     for node in graph.nodes:
         name = node.meta.get("input", "")
@@ -84,7 +85,7 @@ def run_graph(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor]) -> Tenso
         elif node.op == "output":
             return map_arg(node.args[0], lambda n: values[n])
         else:
-            values[node] = _call(node, values)
+            values[node] = call_node(node, values)
     raise AssertionError("a graph ends in an output")
 
 
@@ -103,7 +104,8 @@ def run_in_two(graph: fx.Graph, weights: Any, inputs: dict[str, Tensor], cut: in
     return torch.cat(parts)
 
 
-def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """What a call gives for the values of its arguments; on the CPU."""
     args = map_arg(node.args, lambda n: values[n])
     kwargs = dict(map_arg(node.kwargs, lambda n: values[n]))
     if isinstance(kwargs.get("device"), torch.device):

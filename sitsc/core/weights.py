@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from sitsc.core import weight_formats
+from sitsc.core.ranges import Cut, cuts_of
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -38,13 +39,18 @@ def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
     return WeightSpec(name, "constant", (), shape, dtype_name(value.dtype), "plain", data)
 
 
+ZEROS = "zeros"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
     """Rows [start, stop) of dimension 0 of one checkpoint tensor.
 
     `part` says what of them is taken, in words: "transposed" (the last two dimensions), then "even"
     or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are. "columns":
-    columns [start, stop) of a matrix instead, each a row of ours.
+    columns [start, stop) of a matrix instead, each a row of ours. "-1[0:16/64]": then of the last
+    dimension, which has 64 elements, those from 0 up to 16 (sitsc.core.ranges). "zeros": rows that
+    no tensor holds, which pad a weight.
     """
 
     tensor: str
@@ -53,14 +59,21 @@ class TensorSlice:
     part: str = ""
 
     def of(self, value: torch.Tensor) -> torch.Tensor:
-        """The part of rows as they were read."""
+        """The part of rows as they were read; not for "columns" and "zeros"."""
         words = self.part.split()
         if "transposed" in words:
             value = value.transpose(-1, -2)
         if "even" in words or "odd" in words:
             first = int("odd" in words)
             value = value[..., first::2, :] if value.dim() > 2 else value[..., first::2]
+        for cut in cuts_of(self.part):
+            value = cut.of(value)
         return value
+
+    @property
+    def zeros(self) -> bool:
+        """Whether the rows are in no tensor."""
+        return self.part == ZEROS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +107,17 @@ class WeightSpec:
 
     def source_shape(self, source: TensorSlice) -> tuple[int, ...]:
         """The shape that the checkpoint tensor of a slice has at least."""
-        columns, words = self.shape[1:], source.part.split()
+        whole = list(self.shape)
+        for cut in cuts_of(source.part):
+            whole[cut.dim] = cut.whole
+        columns, words = whole[1:], source.part.split()
         if "columns" in words:
-            return (self.shape[1], source.stop)
+            return (whole[1], source.stop)
         if len(self.shape) == 3 and "transposed" not in words:
-            columns = self.shape[2:]
+            columns = whole[2:]
         doubled = 1 + ("even" in words or "odd" in words)
         if "transposed" in words:
-            return (source.stop, self.shape[2], doubled * self.shape[1])
+            return (source.stop, whole[2], doubled * whole[1])
         return (source.stop, *columns[:-1], *(doubled * size for size in columns[-1:]))
 
     @property
@@ -152,9 +168,20 @@ def _part(
     spec: WeightSpec, source: TensorSlice, start: int, stop: int, read: ReadRows
 ) -> torch.Tensor:
     """Rows [start, stop) of what a slice is taken from, or columns where it takes those."""
-    if source.part == "columns":
-        return read(source.tensor, 0, spec.shape[1])[:, start:stop].T
+    if source.zeros:
+        return torch.zeros((stop - start, *spec.shape[1:]), dtype=_dtype_of_rows(spec))
+    if "columns" in source.part.split():
+        whole: tuple[Cut, ...] = (Cut(-1, ((0, spec.shape[1]),), spec.shape[1]),)
+        (cut,) = cuts_of(source.part) or whole
+        rows = [read(source.tensor, *piece)[:, start:stop] for piece in cut.ranges]
+        return torch.cat(rows).T
     return source.of(read(source.tensor, start, stop))
+
+
+def _dtype_of_rows(spec: WeightSpec) -> torch.dtype:
+    """What zeros are made of: the type of the buffer, before it is quantised."""
+    kind = DTYPES[spec.dtype]
+    return kind if kind.is_floating_point else torch.float32
 
 
 def _rows(spec: WeightSpec, read: ReadRows, start: int, stop: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The CPU kernel of mixture-of-experts layers through ctypes, against the torch reference."""
 
+import copy
 import math
 from typing import Any
 
@@ -85,6 +86,34 @@ class Layer:
             ACTIVATIONS[r["activation"]], 1.702, 0.7,
         )  # fmt: skip
         return out if residual is None else residual.float() + out
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (F32, INT8)], ids=str)
+def test_some_of_the_experts_add_their_part(kernels: CpuKernels, dtypes: Any, tokens: int):
+    """Each call has the weights of two of six; the sum of all calls is the whole."""
+    torch.manual_seed(tokens)
+    layer = Layer(kernels, 6, 40, 24, dtypes, bias=True, top_k=3)
+    x, logits = torch.randn(tokens, 40).to(dtypes[0]), torch.randn(tokens, 6).to(dtypes[0])
+    total = torch.zeros(tokens, 40)
+    for first in (0, 2, 4):
+        part = copy.copy(layer)
+        part.up, part.down = _held(layer.up, 6, first), _held(layer.down, 6, first)
+        one, two = layer.biases
+        assert one is not None and two is not None
+        part.biases = (one[2 * first : 2 * first + 4], two[first : first + 2])
+        part.route = layer.route | {"first": first, "held": 2}
+        total += part.run(x, logits, None).float()
+    wanted = layer.reference(x, logits, None)
+    assert relative_error(total, wanted) < max(2e-4, 2 * TOLERANCE[dtypes[0]])
+
+
+def _held(weight: Any, experts: int, first: int) -> Any:
+    """Blocks and scales of experts `first` and the next one."""
+    return tuple(
+        None if item is None else item.chunk(experts // 2)[first // 2].contiguous()
+        for item in weight
+    )
 
 
 CASES = [

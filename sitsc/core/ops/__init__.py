@@ -3,6 +3,26 @@
 Importing this package registers all of them, so that a graph can be executed at every stage.
 """
 
-from sitsc.core.ops import attention, embedding, keep, linear, moe, norm, rope, rope_table
+from sitsc.core.ops import (
+    attention,
+    collectives,
+    embedding,
+    keep,
+    linear,
+    moe,
+    norm,
+    rope,
+    rope_table,
+)
 
-__all__ = ["attention", "embedding", "keep", "linear", "moe", "norm", "rope", "rope_table"]
+__all__ = [
+    "attention",
+    "collectives",
+    "embedding",
+    "keep",
+    "linear",
+    "moe",
+    "norm",
+    "rope",
+    "rope_table",
+]

@@ -180,6 +180,7 @@ def moe(
     x: Tensor,
     logits: Tensor,
     correction: Tensor | None,
+    first: Tensor | None,
     residual: Tensor | None,
     gate_up: Tensor,
     gate_up_scale: Tensor | None,
@@ -199,7 +200,11 @@ def moe(
     limit: float,
     weight_format: str,
 ) -> Tensor:
-    """x [..., hidden], logits [..., experts], residual like x; out like x. See the module."""
+    """x [..., hidden], logits [..., experts], residual like x; out like x. See the module.
+
+    With `first`, int64 [1], the weights are those of experts `first`, `first` + 1 …: what others
+    would add is left out.
+    """
     flat = x.reshape(-1, x.shape[-1])
     weights, indices = route_reference(
         logits.reshape(-1, logits.shape[-1]),
@@ -211,6 +216,8 @@ def moe(
         normalise,
         scaling,
     )
+    if first is not None:
+        indices = indices - first
     hidden = flat.shape[-1]
     out = experts_reference(
         flat,
@@ -232,6 +239,7 @@ def _(
     x: Tensor,
     logits: Tensor,
     correction: Tensor | None,
+    first: Tensor | None,
     residual: Tensor | None,
     gate_up: Tensor,
     gate_up_scale: Tensor | None,

@@ -1,0 +1,27 @@
+"""What of a graph must divide among ranks: heads, experts, what lies between linear layers."""
+
+from torch import fx
+
+from sitsc.core.parallel import Divisible
+from sitsc.passes.fxutil import arguments, calls, layer_of, tensor
+from sitsc.passes.shard_names import sizes_of
+
+
+def divisible(graph: fx.Graph) -> Divisible:
+    """The sizes of a paged graph that a partition is checked against."""
+    heads, experts, widths = set(), set(), set()
+    for node in calls(graph, "paged_attention", "attention"):
+        args = arguments(node)
+        heads.add((sizes_of(args["q"])[1], sizes_of(args["k"])[1]))
+    for node in calls(graph, "moe", "experts"):
+        down = tensor(arguments(node)["down"])
+        experts.add((int(down.shape[0]), int(down.shape[2])))
+    for node in calls(graph, "glu"):
+        widths.add(sizes_of(node)[-1])
+    layers = {layer_of(node) for node in graph.nodes if node.op == "call_function"} - {None}
+    return Divisible(
+        heads=tuple(sorted(heads)),
+        intermediate=tuple(sorted(widths)),
+        experts=tuple(sorted(experts)),
+        num_layers=len(layers),
+    )

@@ -1,0 +1,70 @@
+"""sitsc::all_reduce, sitsc::all_gather: what the ranks of a group compute together.
+
+Sums are taken in the order of the ranks, in fp32, and rounded once: every rank gets the same bits.
+With torch.distributed running, pieces travel through the process group that `use_group` has named
+(the whole world by default); alone, a rank is the only one of its group.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+TP = "tp"
+_GROUPS: dict[str, Any] = {}
+
+
+def use_group(name: str, group: Any) -> None:
+    """Let collectives of the group `name` travel through a process group; None: the world."""
+    _GROUPS[name] = group
+
+
+def sum_of_ranks(parts: Sequence[Tensor], residual: Tensor | None) -> Tensor:
+    """residual + parts[0] + parts[1] + … in fp32, in the dtype of the parts."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    if residual is not None:
+        total = residual.float() + total
+    return total.to(parts[0].dtype)
+
+
+def _pieces(x: Tensor, group: str) -> list[Tensor]:
+    """The tensors of all ranks of a group, in order; they have the same shape."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [x]
+    known = _GROUPS.get(group)
+    found = [torch.empty_like(x) for _ in range(dist.get_world_size(known))]
+    dist.all_gather(found, x, group=known)
+    return found
+
+
+@torch.library.custom_op("sitsc::all_reduce", mutates_args=())
+def all_reduce(x: Tensor, residual: Tensor | None, group: str) -> Tensor:
+    """residual + the sum of x over the ranks of `group`; residual is the same on all of them."""
+    parts = _pieces(x.contiguous(), group)
+    return sum_of_ranks(parts, residual).clone(memory_format=torch.contiguous_format)
+
+
+@all_reduce.register_fake
+def _(x: Tensor, residual: Tensor | None, group: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("sitsc::all_gather", mutates_args=())
+def all_gather(x: Tensor, dim: int, size: int, group: str) -> Tensor:
+    """x of every one of the `size` ranks of `group`, one after another along `dim`.
+
+    A rank that runs alone repeats its own.
+    """
+    parts = _pieces(x.contiguous(), group)
+    return torch.cat(parts if len(parts) == size else parts * size, dim)
+
+
+@all_gather.register_fake
+def _(x: Tensor, dim: int, size: int, group: str) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = shape[dim] * size
+    return x.new_empty(shape)
