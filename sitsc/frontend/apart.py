@@ -106,7 +106,7 @@ def _mixes(node: Node, name: str, symbol: str) -> bool:
         return _picks_tokens(node, name, symbol)
     if name in _ALONG and _over(node, _ALONG[name], inputs[0], symbol):
         return True
-    return not all(_kept(value, symbol) for value in _values(node))
+    return not all(_kept(v, symbol) for v in _values(node) if not any(map(_is_zero, v.shape)))
 
 
 def _values(node: Node) -> list[Tensor]:

@@ -65,6 +65,9 @@ APART: dict[str, Any] = {
     "a norm": lambda m, x: nn.functional.layer_norm(x, (WIDTH,)),
     "a softmax": lambda m, x: x.softmax(-1),
     "the best of each": lambda m, x: x * x.topk(2, -1)[0].sum(-1, keepdim=True),
+    "a norm by statistics of training": lambda m, x: nn.functional.batch_norm(
+        x, x.new_zeros(WIDTH), x.new_ones(WIDTH)
+    ),
     "padded features": lambda m, x: nn.functional.pad(x, (2, -2)),
     "heads apart": lambda m, x: x.view(-1, 2, 4).transpose(0, 1).transpose(0, 1).reshape(-1, 8),
     "a batch of one": lambda m, x: m.linear(x[None])[0],
