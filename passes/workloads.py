@@ -116,7 +116,8 @@ def _of_sizes(value: dict[str, Any]) -> Workload:
         raise ValueError(f"a rate of {rate}")
     usual = {"output_tokens": OUTPUT, "concurrency": CONCURRENCY} | value
     names = ("prompt_tokens", "output_tokens", "concurrency")
-    return Workload(*(_count(usual[name], name) for name in names), rate)
+    prompt, output, concurrency = (_count(usual[name], name) for name in names)
+    return Workload(prompt, output, concurrency, rate)
 
 
 def _of_requests(requests: list[Any]) -> Workload:

@@ -1,0 +1,399 @@
+"""The partition search: every (TP, PP, EP, DP) of N devices, predicted, ranked or refused.
+
+In: a model's record on a target with its links, a workload, limits. Out: candidates in order, and
+for each that cannot be the reason and the smallest change. Compiles nothing; `choose` gives what
+the plan holds.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from sitsc.core.calibration import Calibration, load_calibration
+from sitsc.core.errors import PartitionError
+from sitsc.core.hardware import TargetData
+from sitsc.core.parallel import Divisible, Partition, check_partition
+from sitsc.passes.collectives import Topology
+from sitsc.passes.model_record import LINEAR, ModelRecord
+from sitsc.passes.op_time import Device, device_of
+from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
+from sitsc.passes.step_time import StepModel
+from sitsc.passes.tp_roles import COLUMN
+from sitsc.passes.workloads import Slo, Workload
+
+RESERVED = 0.06  # of a device's memory: the driver, libraries, graphs, what the allocator loses
+_BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A replica under load: its sequences, ms, and tokens a second of all replicas together.
+
+    `ttft_ms` is a prompt alone; `tpot_ms` includes the prompts of others between tokens.
+    """
+
+    batch: int
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition that can be, with what it is predicted to reach.
+
+    `ttft_ms` is for the middle prompt on an idle replica, `tpot_ms` between tokens of a full batch
+    without prompts; `load` adds them. `peak` is the load with most tokens a second that keeps the
+    limits, None where none does; `nearest` the load that misses them by least, `miss` times.
+    """
+
+    partition: Partition
+    bounds: tuple[int, ...]
+    micro_batches: int
+    chunk_tokens: int
+    batch: int
+    ttft_ms: float
+    tpot_ms: float
+    ttft_error: float
+    tpot_error: float
+    comm_share: float
+    bubble: float
+    kv_tokens: int
+    budget: Budget
+    load: Load
+    peak: Load | None
+    nearest: Load
+    miss: float
+
+    @property
+    def meets(self) -> bool:
+        """Whether some load keeps the limits."""
+        return self.peak is not None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """What ranks candidates: at the peak within limits, else as asked for."""
+        return self.load.tokens_per_s if self.peak is None else self.peak.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A partition that cannot be: the constraint that fails, and the smallest change."""
+
+    partition: Partition
+    reason: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """From so many requests at once on, this partition is the fastest."""
+
+    concurrency: int
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer: candidates best first, what was refused, where the choice flips."""
+
+    devices: int
+    workload: Workload
+    slo: Slo
+    ranked: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+    flips: tuple[Flip, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Devices and links to search on."""
+
+    data: TargetData
+    calibration: Calibration | None
+    device: Device
+    where: Topology
+    overlap: bool = False
+
+
+def machine(data: TargetData, where: Topology, *, overlap: bool = False) -> Machine:
+    """A target with its calibration; GPUs without one get the shares of the reference."""
+    name = data.target.name
+    found = load_calibration(name)
+    if found is None and data.cuda is not None:
+        found = load_calibration("h200")
+    return Machine(data, found, device_of(data, found), where, overlap)
+
+
+def degrees(devices: int, experts: bool) -> Iterable[Partition]:
+    """Every partition of exactly `devices`; EP divides TP."""
+    for tp in _divisors(devices):
+        for pp in _divisors(devices // tp):
+            for ep in _divisors(tp) if experts else [1]:
+                yield Partition(tp, pp, ep, devices // tp // pp)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def divisible_of(record: ModelRecord) -> Divisible:
+    """What must divide, from the record: heads, intermediate sizes, experts, layers."""
+    heads = tuple((h.heads, h.kv_heads) for h in record.attention())
+    experts = tuple((e.experts, e.intermediate) for e in record.experts())
+    inner: dict[int, None] = {}
+    for ops in record.classes:
+        for op in ops:
+            if op.kind == LINEAR and op.role == COLUMN and op.heads is None:
+                inner[op.outputs // (2 if op.glu else 1)] = None
+    return Divisible(heads, tuple(inner), experts, record.num_layers)
+
+
+class Search:
+    """All partitions of one model on one machine; replicas are remembered between questions."""
+
+    def __init__(self, record: ModelRecord, where: Machine) -> None:
+        self.record, self.machine = record, where
+        self.model = StepModel(record, where.device, where.where)
+        self.divides = divisible_of(record)
+        self._replicas: dict[Partition, Replica] = {}
+
+    def replica(self, partition: Partition) -> Replica:
+        """One replica of a partition; DP changes nothing about it."""
+        one = replace(partition, dp=1)
+        if one not in self._replicas:
+            self._replicas[one] = Replica(self.model, one, overlap=self.machine.overlap)
+        return self._replicas[one]
+
+    def run(self, devices: int, workload: Workload, slo: Slo, *, flips: bool = True) -> Found:
+        """Rank all partitions of `devices`. Raises PartitionError when none can be."""
+        ranked: list[Candidate] = []
+        rejected: list[Rejected] = []
+        for partition in degrees(devices, bool(self.record.experts())):
+            made = self.evaluate(partition, workload, slo)
+            if isinstance(made, Candidate):
+                ranked.append(made)
+            else:
+                rejected.append(made)
+        if not ranked:
+            first = min(rejected, key=lambda r: (not r.change, r.partition.pp, -r.partition.tp))
+            raise PartitionError(
+                f"no partition of {devices} devices can hold {self.record.architecture}: "
+                f"{first.partition.text()}: {first.reason}",
+                hint=first.change or "more devices",
+            )
+        ranked.sort(key=lambda c: (not c.meets, -c.tokens_per_s if c.meets else c.miss, c.tpot_ms))
+        turns = self.flips([c.partition for c in ranked], workload) if flips else ()
+        return Found(devices, workload, slo, tuple(ranked), tuple(rejected), turns)
+
+    # --- one partition ------------------------------------------------------------------------
+
+    def evaluate(
+        self, partition: Partition, workload: Workload, slo: Slo
+    ) -> "Candidate | Rejected":
+        """Predict a partition, or say why it cannot be."""
+        try:
+            check_partition(replace(partition, dp=1), self.divides)
+        except PartitionError as error:
+            return Rejected(partition, error.what, error.hint)
+        replica = self.replica(partition)
+        batch = max(1, math.ceil(workload.concurrency / partition.dp))
+        chunk = min(LARGEST_CHUNK, max(workload.lengths))
+        budget = replica.budget(self.usable, batch, chunk)
+        if (refused := self._memory(partition, budget, workload)) is not None:
+            return refused
+        most = self.most_batch(budget, workload)
+        load = self._load(replica, partition.dp, workload, most)
+        if load is None:
+            load = self._closed(replica, partition.dp, workload, most)
+            reason = f"sustains {load.tokens_per_s / workload.output_tokens:.3g} of "
+            return Rejected(
+                partition, f"{reason}{workload.rate:.3g} requests a second", "more devices"
+            )
+        return self._candidate(partition, replica, budget, workload, slo, load, most)
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device that a plan may take; a target without a size has no limit."""
+        size = self.machine.data.target.memory_bytes
+        return size * (1 - RESERVED) if size else math.inf
+
+    def _candidate(
+        self,
+        partition: Partition,
+        replica: Replica,
+        budget: Budget,
+        workload: Workload,
+        slo: Slo,
+        load: Load,
+        most: int,
+    ) -> Candidate:
+        decode = replica.decode(load.batch, workload.context)
+        prefill = replica.prefill(workload.prompt_tokens)
+        peak, nearest, miss = self._peak(partition, workload, slo, load, most)
+        return Candidate(
+            partition=partition,
+            bounds=replica.bounds,
+            micro_batches=decode.pieces,
+            chunk_tokens=prefill.piece_tokens,
+            batch=load.batch,
+            ttft_ms=prefill.us / 1e3,
+            tpot_ms=decode.us / 1e3,
+            ttft_error=self._error(prefill, "ttft"),
+            tpot_error=self._error(decode, "bs"),
+            comm_share=decode.comm_us / decode.us,
+            bubble=decode.bubble,
+            kv_tokens=budget.kv_tokens * partition.dp,
+            budget=budget,
+            load=load,
+            peak=peak,
+            nearest=nearest,
+            miss=miss,
+        )
+
+    def _error(self, span: Span, kind: str) -> float:
+        """Residuals of computing and of links, by their shares of the time."""
+        own = self.machine.calibration
+        compute = self.machine.data.prediction_error
+        if own is not None and own.target == self.machine.data.target.name:
+            compute = max(
+                (abs(r.error) for r in own.residuals if not r.fitted and r.point.startswith(kind)),
+                default=compute,
+            )
+        links = self.machine.where.inside.error
+        if self.machine.where.between is not None:
+            links = max(links, self.machine.where.between.error)
+        share = span.comm_us / span.us
+        return compute * (1 - share) + links * share
+
+    def _memory(self, partition: Partition, budget: Budget, workload: Workload) -> Rejected | None:
+        """Refused when weights, working memory and one sequence do not fit a device."""
+        need = workload.most_tokens
+        if budget.kv_tokens >= need:
+            return None
+        wanted = budget.weights + budget.working + need * budget.kv_bytes_per_token
+        reason = (
+            f"memory: {_gb(wanted)} a device (weights {_gb(budget.weights)}, KV of one sequence "
+            f"of {need} tokens {_gb(need * budget.kv_bytes_per_token)}), {_gb(budget.limit)} usable"
+        )
+        return Rejected(partition, reason, self._roomier(partition, workload))
+
+    def _roomier(self, partition: Partition, workload: Workload) -> str:
+        """The smallest number of devices of a replica that would hold it."""
+        size = partition.tp * partition.pp
+        for more in range(size + 1, 64 * size + 1):
+            for tp in _divisors(more):
+                other = Partition(tp, more // tp, min(partition.ep, tp), 1)
+                try:
+                    check_partition(other, self.divides)
+                except PartitionError:
+                    continue
+                budget = self.replica(other).budget(
+                    self.usable, 1, min(LARGEST_CHUNK, max(workload.lengths))
+                )
+                if budget.kv_tokens >= workload.most_tokens:
+                    return f"{other.text()} ({more} devices a replica), or weights of fewer bits"
+        return "weights of fewer bits, or devices with more memory"
+
+    # --- load ---------------------------------------------------------------------------------
+
+    def most_batch(self, budget: Budget, workload: Workload) -> int:
+        """Sequences that the KV cache of a replica holds."""
+        return max(1, min(_BATCHES[-1], int(budget.kv_tokens / workload.mean_tokens)))
+
+    def _at(self, replica: Replica, dp: int, workload: Workload, batch: int) -> Load:
+        """`batch` sequences in a replica at all times, each followed by another when it ends.
+
+        A sequence takes its own prompt, its tokens, and waits for the prompts of the others, each
+        of which takes the slowest stage for as long as it needs it.
+        """
+        outputs = workload.output_tokens
+        step = replica.decode(batch, workload.context).us
+        waits = (batch - 1) * fmean(replica.prefill_period_us(n) for n in workload.lengths)
+        first = fmean(replica.prefill(n).us for n in workload.lengths)
+        cycle = first + waits + outputs * step
+        ttft = replica.prefill(workload.prompt_tokens).us
+        return Load(
+            batch, ttft / 1e3, (step + waits / outputs) / 1e3, dp * batch * outputs / (1e-6 * cycle)
+        )
+
+    def _closed(self, replica: Replica, dp: int, workload: Workload, most: int) -> Load:
+        """The load of so many requests at once; those beyond the KV cache wait."""
+        batch = min(most, max(1, math.ceil(workload.concurrency / dp)))
+        load = self._at(replica, dp, workload, batch)
+        busy = min(dp, workload.concurrency)
+        return replace(load, tokens_per_s=load.tokens_per_s * busy / dp)
+
+    def _load(self, replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
+        """The load that a workload comes to; None when it brings more than can be served.
+
+        An open loop keeps rate · time of a request sequences in flight (Little's law).
+        """
+        if workload.rate <= 0:
+            return self._closed(replica, dp, workload, most)
+        need = workload.rate * workload.output_tokens
+        steps = [b for b in _BATCHES if b < most] + [most]
+        for batch in steps:
+            load = self._at(replica, dp, workload, batch)
+            if load.tokens_per_s >= need:
+                return replace(load, tokens_per_s=need)
+        return None
+
+    def loads(self, partition: Partition, workload: Workload, most: int) -> list[Load]:
+        """The loads of more and more sequences, up to `most` in a replica."""
+        replica = self.replica(partition)
+        steps = [b for b in _BATCHES if b < most] + [most]
+        return [self._at(replica, partition.dp, workload, batch) for batch in steps]
+
+    def _peak(
+        self, partition: Partition, workload: Workload, slo: Slo, load: Load, most: int
+    ) -> tuple[Load | None, Load, float]:
+        """The most tokens a second within the limits; the nearest load and how it misses."""
+        if slo == Slo():
+            return load, load, 0.0
+        loads = [load] if workload.rate > 0 else self.loads(partition, workload, most)
+        misses = [slo.misses(one.ttft_ms, one.tpot_ms) for one in loads]
+        good = [one for one, miss in zip(loads, misses, strict=True) if miss <= 1]
+        least = misses.index(min(misses))
+        peak = max(good, key=lambda one: one.tokens_per_s, default=None)
+        return peak, loads[least], misses[least]
+
+    # --- over many ----------------------------------------------------------------------------
+
+    def flips(self, partitions: list[Partition], workload: Workload) -> tuple[Flip, ...]:
+        """Where another partition becomes the fastest as more requests come at once."""
+        closed = replace(workload, rate=0.0)
+
+        def best(concurrency: int) -> Partition:
+            asked = replace(closed, concurrency=concurrency)
+            return max(partitions, key=lambda p: self._speed(p, asked))
+
+        found = [Flip(1, best(1))]
+        last = 1
+        for now in [1 << i for i in range(1, 11)]:
+            if (new := best(now)) != found[-1].partition:
+                low, high = last, now
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if best(middle) == found[-1].partition:
+                        low = middle
+                    else:
+                        high = middle
+                found.append(Flip(high, new if high == now else best(high)))
+            last = now
+        return tuple(found)
+
+    def _speed(self, partition: Partition, workload: Workload) -> float:
+        replica = self.replica(partition)
+        batch = max(1, math.ceil(workload.concurrency / partition.dp))
+        chunk = min(LARGEST_CHUNK, max(workload.lengths))
+        budget = replica.budget(self.usable, batch, chunk)
+        most = self.most_batch(budget, workload)
+        return self._closed(replica, partition.dp, workload, most).tokens_per_s
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"
