@@ -94,7 +94,7 @@ def _needed(graph: fx.Graph) -> list[Node]:
 
 def _mixes(node: Node, name: str, symbol: str) -> bool:
     inputs = [n for n in node.all_input_nodes if _dims(n, symbol)]
-    if not inputs:
+    if not inputs or name.startswith("new_"):  # of the latter nothing but the type is read
         return False
     if name in _CONVOLUTIONS:
         return any(dim > 0 for dim in _dims(inputs[0], symbol))
