@@ -31,6 +31,7 @@ OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "num_experts", "num_local_
     "decoder_sparse_step",
     "shared_expert_intermediate_size",
     "n_routed_experts",
+    "n_shared_experts",
     "kv_lora_rank",
     "q_lora_rank",
     "qk_nope_head_dim",

@@ -12,6 +12,7 @@ import torch
 
 from sitsc.core.errors import SitscError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import Checkpoint
+from sitsc.frontend.tensor_lint import NOT_WEIGHTS
 
 LARGEST = {
     "float16": torch.finfo(torch.float16).max,
@@ -44,7 +45,9 @@ def wider_tensors(checkpoint: Checkpoint, dtype: str) -> list[str]:
 def overflows(checkpoint: Checkpoint, dtype: str) -> Iterator[Overflow]:
     """Tensors whose numbers overflow `dtype`, infinities and NaN included; reads the weights."""
     limit = LARGEST[dtype]
-    for name in checkpoint.tensors:
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in NOT_WEIGHTS:
+            continue
         largest = _largest(checkpoint, name)
         if not largest <= limit:
             yield Overflow(name, largest)

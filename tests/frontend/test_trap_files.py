@@ -55,6 +55,15 @@ def test_weights_that_are_no_numbers(value: float, tmp_path: Path, monkeypatch: 
         assert f"mlp.up_proj.weight holds {abs(value)}" in error.what
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn])
+def test_tensors_that_are_no_weights_are_named_not_read(dtype: torch.dtype, tmp_path: Path):
+    odd = torch.ones(128, 64).to(dtype)
+    root = write_model(tmp_path, tiny(), model__layers__1__mlp__up_proj__weight=odd)
+    for kind in ("auto", "float16"):
+        found = lint_checkpoint(open_checkpoint(root), dtype=kind, read_weights=True).findings
+        assert "up_proj.weight is stored as" in found[0].what
+
+
 def _remove(root: Path) -> None:
     (root / "model-00002-of-00002.safetensors").unlink()
 

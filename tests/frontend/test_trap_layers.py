@@ -126,6 +126,7 @@ DEEPSEEK = {
         ({"topk_group": 3}, "there are 2 groups"),
         ({"norm_topk_prob": "yes"}, "norm_topk_prob"),
         ({"routed_scaling_factor": 0.0}, "routed_scaling_factor = 0.0"),
+        ({"n_shared_experts": 0}, "n_shared_experts = 0 cannot be used"),
         ({"n_shared_expert": 1}, "unknown key 'n_shared_expert'"),
     ],
 )
