@@ -19,7 +19,7 @@ from sitsc.passes.fxutil import calls, module_path
 from sitsc.passes.shard_demand import column_demands
 from sitsc.passes.shard_experts import shard_experts
 from sitsc.passes.shard_facts import divisible
-from sitsc.passes.shard_names import ELEMENTWISE, LINEAR, SPLITS
+from sitsc.passes.shard_names import COMPLEX, ELEMENTWISE, LINEAR, SPLITS
 from sitsc.passes.shard_rules import (
     attention,
     elementwise,
@@ -32,13 +32,24 @@ from sitsc.passes.shard_rules import (
     rope,
 )
 from sitsc.passes.shard_values import NOTE, Values
-from sitsc.passes.shard_views import expand, getitem, index, reshape, select, slices, split, turned
+from sitsc.passes.shard_views import (
+    expand,
+    getitem,
+    index,
+    paired,
+    reshape,
+    select,
+    slices,
+    split,
+    turned,
+)
 
 _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(LINEAR, linear),
     **dict.fromkeys(SPLITS, split),
     **dict.fromkeys(("reshape", "view", "unsqueeze", "squeeze", "flatten"), reshape),
+    **dict.fromkeys(COMPLEX, paired),
     **dict.fromkeys(("transpose", "permute", "t"), turned),
     **dict.fromkeys(("clone", "contiguous", "alias"), elementwise),
     **dict.fromkeys(("mean", "sum", "amax", "softmax", "_softmax", "var"), reduction),

@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 from sitsc.core.ranges import Ranges, elements, ranges_of
 from sitsc.passes.fxutil import Node, arguments, calls, is_op, weight_of
 from sitsc.passes.shard_layout import even, kv_heads
-from sitsc.passes.shard_names import ELEMENTWISE, LINEAR, VIEWS, sizes_of
+from sitsc.passes.shard_names import COMPLEX, ELEMENTWISE, LINEAR, VIEWS, sizes_of
 
 _ROW_WISE = ("rms_norm", "layer_norm", "native_layer_norm", "rope")
 _UNKNOWN = -1
@@ -70,7 +70,7 @@ class Demands:
             most = max(map(len, every))
             rows = [[some[i % len(some)] for some in every] for i in range(most)]
             return [torch.cat(row, arguments(node)["dim"]) for row in rows]
-        if is_op(node, *VIEWS) or _is_getitem(node):
+        if is_op(node, *VIEWS, *COMPLEX) or _is_getitem(node):
             return self._view(node, norms)
         if is_op(node, "glu", *ELEMENTWISE) or (norms and is_op(node, *_ROW_WISE)):
             return self._elementwise(node, norms)
@@ -89,6 +89,10 @@ class Demands:
             shape = sizes_of(node)
             one = is_op(node, "expand")
             return [item.expand(shape) if one else item.reshape(shape) for item in found]
+        if is_op(node, "view_as_complex"):
+            return [item[..., part] for item in found for part in (0, 1)]
+        if is_op(node, "view_as_real"):
+            return [item[..., None].expand(sizes_of(node)) for item in found]
         if is_op(node, "index"):
             return [item if item.shape == sizes_of(node) else _unknown(node) for item in found]
         made = [node.target(item, *_plain(node.args[1:]), **_plain(node.kwargs)) for item in found]
@@ -100,8 +104,8 @@ class Demands:
         values = [a for a in node.args if isinstance(a, fx.Node)]
         inputs = values[:1] if is_op(node, *_ROW_WISE) else values
         inputs = [a for a in inputs if not _is_weight(a)]
-        if is_op(node, "add", "sub") and len(inputs) > 1:
-            return [_unknown(node)]
+        if is_op(node, "add", "sub") and len(inputs) > 1 and not norms:
+            return [_unknown(node)]  # a residual: what is behind it is no matter of this layer
         for value in inputs:
             some = [item.expand(shape) for item in self.labels(value, norms)]
             narrow = sizes_of(value)[-1:] in ((), (1,)) and len(inputs) > 1

@@ -84,6 +84,8 @@ def divided(held: tuple[Ranges, ...], inner: int) -> tuple[Ranges, ...] | None:
 
 def folded(held: tuple[Ranges, ...], outer: int, inner: int) -> tuple[Ranges, ...] | None:
     """Ranges of the inner dimension when each of `outer` parts is held alike, or None."""
+    if outer == 1:
+        return held
     found = []
     for ranges in held:
         first = clipped((ranges,), 0, inner)

@@ -7,6 +7,7 @@ from sitsc.passes.fxutil import Node
 LINEAR = ("linear", "addmm")
 VIEWS = ("reshape", "view", "transpose", "permute", "select", "slice", "unsqueeze", "squeeze")
 VIEWS += ("expand", "index", "flatten", "t", "clone", "contiguous", "alias")
+COMPLEX = ("view_as_complex", "view_as_real")
 SPLITS = ("split", "split_with_sizes", "chunk")
 UNARY = ("silu", "gelu", "relu", "tanh", "sigmoid", "neg", "pow", "square", "exp", "log", "sqrt")
 UNARY += ("rsqrt", "reciprocal", "abs", "erf", "floor", "cos", "sin", "_to_copy", "to", "clamp")

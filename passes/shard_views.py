@@ -4,11 +4,13 @@ A rule puts what stands for its call on a rank and returns the layout. Sums of r
 through every view. What no range can describe is made whole first.
 """
 
+import math
 import operator
 from typing import Any
 
 from torch import fx
 
+from sitsc.core.ranges import Ranges
 from sitsc.passes.fxutil import Node, arguments, aten, is_op, tensor
 from sitsc.passes.shard_layout import (
     Layout,
@@ -59,62 +61,57 @@ def reshape(values: Values, node: Node, columns: Any) -> Layout:
 
 
 def _reshaped(node: Node, layout: Sharded) -> Sharded | None:
-    """Where the ranges of a dimension are after a reshape: moved, merged or split."""
-    old, new = ([str(s) for s in tensor(n).shape] for n in (node.args[0], node))
-    dim, size = layout.dim, sizes_of(node.args[0])[layout.dim]
-    low = _agree(old[:dim], new)
-    high = _agree(old[dim + 1 :][::-1], new[::-1])
-    if low is None or high is None or low + high > len(new):
-        return _mixed(node, layout)
-    middle = list(range(low, len(new) - high))
-    sizes = [sizes_of(node)[i] for i in middle]
-    real = [(i, s) for i, s in zip(middle, sizes, strict=True) if s != 1]
-    if len(real) == 1 and real[0][1] == size:
-        return layout.at(real[0][0])
-    if len(real) == 2 and real[0][1] * real[1][1] == size:
-        (outer, count), (inner, each) = real
-        if (held := divided(layout.held, each)) is not None:
-            return Sharded(outer, held)
-        held = folded(layout.held, count, each)
-        return None if held is None else Sharded(inner, held)
+    """Where the ranges of a dimension are after a reshape: moved, merged with others or split."""
+    source = node.args[0]
+    old, new = ([str(s) for s in tensor(n).shape] for n in (source, node))
+    for before_, after in _groups(old, new):
+        if layout.dim in before_:
+            sizes, place = sizes_of(source), before_.index(layout.dim)
+            outer, inner = (
+                math.prod(sizes[d] for d in some)
+                for some in (before_[:place], before_[place + 1 :])
+            )
+            flat = repeated(merged(layout.held, inner), outer, sizes[layout.dim] * inner)
+            return _split(flat, after, [sizes_of(node)[d] for d in after])
     return None
 
 
-def _agree(sizes: list[str], of: list[str]) -> int | None:
-    """How many leading sizes of `of` hold the same elements as `sizes`, ones aside."""
-    place = 0
-    for size in sizes:
-        if size == "1":
-            continue
-        while place < len(of) and of[place] == "1":
-            place += 1
-        if place == len(of) or of[place] != size:
-            return None
-        place += 1
-    return place
-
-
-def _mixed(node: Node, layout: Sharded) -> Sharded | None:
-    """Ranges of one of two dimensions that are merged."""
-    old, new = sizes_of(node.args[0]), sizes_of(node)
-    for first in (layout.dim, layout.dim - 1):
-        if first < 0 or first + 1 >= len(old):
-            continue
-        outer, inner = old[first], old[first + 1]
-        before_, after = old[:first], old[first + 2 :]
-        wanted = [s for s in (*before_, outer * inner, *after) if s != 1]
-        if wanted != [s for s in new if s != 1] or 1 in (outer, inner):
-            continue
-        place = [i for i, s in enumerate(new) if s == outer * inner]
-        place = [
-            i for i in place if [s for s in new[:i] if s != 1] == [s for s in before_ if s != 1]
-        ]
-        if len(place) != 1:
-            continue
-        if first == layout.dim:
-            return Sharded(place[0], merged(layout.held, inner))
-        return Sharded(place[0], repeated(layout.held, outer, inner))
+def _split(flat: tuple[Ranges, ...], dims: list[int], sizes: list[int]) -> Sharded | None:
+    """The one of `dims` whose ranges are those of the dimension that is split into them."""
+    for place, dim in enumerate(dims):
+        outer, inner = math.prod(sizes[:place]), math.prod(sizes[place + 1 :])
+        parts = folded(flat, outer, sizes[place] * inner)
+        held = None if parts is None else divided(parts, inner)
+        if held is not None:
+            return Sharded(dim, held)
     return None
+
+
+def _groups(old: list[str], new: list[str]) -> list[tuple[list[int], list[int]]]:
+    """Dimensions of both shapes that hold the same elements, ones aside; none where it is unclear.
+
+    Free sizes stand alone.
+    """
+    left = [d for d, size in enumerate(old) if size != "1"]
+    right = [d for d, size in enumerate(new) if size != "1"]
+    found = []
+    while left and right:
+        one, two = [left.pop(0)], [right.pop(0)]
+        names = (old[one[0]], new[two[0]])
+        if names[0] != names[1]:
+            if not all(name.isdigit() for name in names):
+                return []
+            while (a := _product(old, one)) != (b := _product(new, two)):
+                side, rest, sizes = (one, left, old) if a < b else (two, right, new)
+                if not rest or not sizes[rest[0]].isdigit():
+                    return []
+                side.append(rest.pop(0))
+        found.append((one, two))
+    return found if not left and not right else []
+
+
+def _product(sizes: list[str], dims: list[int]) -> int:
+    return math.prod(int(sizes[d]) for d in dims)
 
 
 def expand(values: Values, node: Node, columns: Any) -> Layout:
@@ -126,6 +123,14 @@ def expand(values: Values, node: Node, columns: Any) -> Layout:
     dim = layout.dim + len(shape) - tensor(node.args[0]).dim()
     shape[dim] = layout.local
     return _again(values, node, layout.at(dim), (values.local(node.args[0]), shape))
+
+
+def paired(values: Values, node: Node, columns: Any) -> Layout:
+    """Pairs of the last dimension as complex numbers, and back."""
+    layout = values.layout(node.args[0])
+    if not isinstance(layout, Sharded) or layout.dim >= tensor(node.args[0]).dim() - 1:
+        return values.plain(node)
+    return _again(values, node, layout)
 
 
 def turned(values: Values, node: Node, columns: Any) -> Layout:
