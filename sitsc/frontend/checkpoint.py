@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sitsc.core.errors import CheckpointError
+from sitsc.core.errors import CheckpointError, UnsupportedModelError
 from sitsc.frontend.checkpoint_types import Checkpoint, Rows, TensorInfo, TokenizerFiles
 from sitsc.frontend.gguf_reader import open_gguf
 from sitsc.frontend.nested import is_nested, open_nested
@@ -24,6 +24,7 @@ __all__ = ["Checkpoint", "TensorInfo", "TokenizerFiles", "open_checkpoint"]
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ONNX = "model.onnx"
+ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -31,7 +32,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a model folder, a .gguf or .onnx file, or a folder with one .gguf and no config.json.
 
     A folder with config.json alone opens too, with no tensors. Raises CheckpointError for what is
-    missing, damaged or hostile, UnsupportedModelError for a GGUF architecture we cannot read.
+    missing, damaged or hostile, UnsupportedModelError for a GGUF architecture we cannot read or
+    an adapter beside the weights.
     """
     path = Path(path)
     try:
@@ -77,6 +79,12 @@ def _open_folder(root: Path) -> Checkpoint:
     if not (root / "config.json").exists():
         raise CheckpointError(
             "the folder has no config.json", where=root.name, hint="give the model's folder"
+        )
+    if (root / ADAPTER).exists():
+        raise UnsupportedModelError(
+            "the folder holds an adapter, which would not be applied",
+            where=ADAPTER,
+            hint="merge the adapter into the weights first",
         )
     config = read_json_object(root, "config.json")
     generation_config: dict[str, Any] = {}

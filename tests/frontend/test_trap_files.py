@@ -15,6 +15,7 @@ from sitsc.core.errors import (
     CheckpointError,
     ConfigError,
     OptionError,
+    UnsupportedModelError,
 )
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
@@ -62,6 +63,14 @@ def test_tensors_that_are_no_weights_are_named_not_read(dtype: torch.dtype, tmp_
     for kind in ("auto", "float16"):
         found = lint_checkpoint(open_checkpoint(root), dtype=kind, read_weights=True).findings
         assert "up_proj.weight is stored as" in found[0].what
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path):
+    root = write_model(tmp_path, tiny())
+    open_checkpoint(root)
+    (root / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match="adapter, which would not be applied"):
+        open_checkpoint(root)
 
 
 def _remove(root: Path) -> None:
