@@ -188,7 +188,7 @@ class Replica:
             rows = (chunk + batch) * wide
             working = rows + last * batch * self.model.record.vocabulary * _LOGIT_BYTES
             free = memory_bytes - weights - working
-            tokens = int(min(free // per_token if per_token else math.inf, _MOST_TOKENS))
+            tokens = int(min(free / per_token if per_token else math.inf, _MOST_TOKENS))
             found.append(Budget(weights, working, memory_bytes, per_token, tokens))
         return min(found, key=lambda b: b.kv_tokens)
 

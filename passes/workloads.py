@@ -37,7 +37,7 @@ class Workload:
         """Raises OptionError for sizes that nothing can have."""
         sizes = ("prompt_tokens", "output_tokens", "concurrency")
         if any(getattr(self, name) < 1 for name in sizes) or self.rate < 0:
-            raise OptionError("a workload of less than one token or request", hint=_HINT)
+            raise OptionError("a workload of less than one token or request", hint="1 or more")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -121,6 +121,9 @@ def _of_sizes(value: dict[str, Any]) -> Workload:
 
 
 def _of_requests(requests: list[Any]) -> Workload:
+    for request in requests:
+        if not isinstance(request, dict):
+            raise ValueError(f"{request!r} is no request")
     prompts = sorted(_length(request) for request in requests)
     outputs = [_count(request["max_tokens"], "max_tokens") for request in requests]
     times = [float(request.get("at", 0.0)) for request in requests]

@@ -16,7 +16,19 @@ from typing import Annotated
 import typer
 
 from sitsc import __version__
-from sitsc.commands import bench, compile, demo, export, lint, models, plan, run, tune, verify
+from sitsc.commands import (
+    bench,
+    compile,
+    demo,
+    export,
+    lint,
+    models,
+    partition,
+    plan,
+    run,
+    tune,
+    verify,
+)
 from sitsc.core.errors import SitscError
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
@@ -35,6 +47,7 @@ app.command()(compile.compile)
 app.command()(lint.lint)
 app.command()(run.run)
 app.command()(bench.bench)
+app.command()(partition.partition)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
 app.command()(verify.verify)
 app.command()(export.export)

@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,7 @@ def build(
         raise OptionError(f"--most {most} is not allowed", hint="1 or more")
     if out.exists() and any(out.iterdir()):
         raise ArtifactExistsError(f"{out} is not empty", hint="choose another -o")
-    with _model_folder(model) as folder, phases() as shown:
+    with model_folder(model) as folder, phases() as shown:
         shown.report("open", 0.0)
         from sitsc.pipeline import build_candidates  # noqa: PLC0415  (imports torch: a second)
 
@@ -86,6 +87,54 @@ def run(
     print("\n".join(["", *table_lines([_HEADER, *map(_cells, results)], left=1)]))
     measured, dropped = sum(r.measured for r in results), sum(len(r.dropped) for r in results)
     print(f"{out}  {measured} candidates measured, {dropped} dropped")
+
+
+@app.command("links")
+def links(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The link's file, for --link.")],
+    backend: Annotated[str, typer.Option(help="gloo or nccl; by default what there is.")] = "",
+    ranks: Annotated[int, typer.Option(help="Processes; 0: every GPU, or 2 on a CPU.")] = 0,
+    seconds: Annotated[float, typer.Option(help="For each collective and size.")] = 0.3,
+    as_json: Json = False,
+) -> None:
+    """Measure collectives between this machine's devices, and write latency and bandwidth."""
+    import torch  # noqa: PLC0415
+
+    from sitsc.core.disk import disk_errors  # noqa: PLC0415
+    from sitsc.core.links import link_text, measured_link  # noqa: PLC0415
+    from sitsc.core.records import to_value  # noqa: PLC0415
+    from sitsc.runtime.link_probe import GLOO, NCCL, measure_links  # noqa: PLC0415
+
+    if not seconds > 0:
+        raise OptionError(f"--seconds {seconds}", hint="more than 0")
+    gpus = torch.cuda.device_count()
+    backend = backend or (NCCL if gpus > 1 else GLOO)
+    ranks = ranks or (gpus if backend == NCCL else 2)
+    points = measure_links(backend, ranks, seconds=seconds)
+    source = f"measured by sitsc tune links: {backend}, {ranks} ranks, {_hardware(backend)}, "
+    source += f"torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}"
+    title = f"{backend} between {ranks} ranks of one host"
+    rows = [(p.collective, p.nbytes, p.seconds) for p in points]
+    link = measured_link(out.stem, title, ranks, rows, source)
+    with disk_errors(out):
+        out.write_text(link_text(link))
+    if as_json:
+        print_json(to_value(link))
+        return
+    cells = [
+        [name, f"{1e6 * a.latency_s:.1f}", f"{a.bytes_per_s / 1e9:.2f}", str(len(a.points))]
+        for name, a in link.algorithms.items()
+    ]
+    print("\n".join(table_lines([["algorithm", "µs a message", "GB/s", "points"], *cells])))
+    print(f"{out}  median error of the fit {100 * link.error:.0f} %")
+
+
+def _hardware(backend: str) -> str:
+    import torch  # noqa: PLC0415
+
+    from sitsc.commands.bench import hardware_name  # noqa: PLC0415
+
+    return torch.cuda.get_device_name() if backend == "nccl" else hardware_name()
 
 
 _HEADER = ["layer", "tokens", "its µs", "step µs", "before", "with library"]
@@ -139,7 +188,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _model_folder(model: str) -> Iterator[Path]:
+def model_folder(model: str) -> Iterator[Path]:
     """The folder of a model; a preset gets one with headers alone for the time being."""
     from sitsc.models.presets import PRESETS  # noqa: PLC0415
     from sitsc.models.random_checkpoint import write_random  # noqa: PLC0415  (imports torch)

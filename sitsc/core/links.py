@@ -7,6 +7,7 @@ is two numbers: seconds a message takes however small it is, and bytes a second 
 import json
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,17 @@ def link_names() -> list[str]:
 
 
 def load_link(name: str) -> Link:
-    """The link `name`. Raises OptionError for an unknown one, naming those known."""
+    """The link `name`, or that of a file that `sitsc tune links` wrote. Raises OptionError."""
+    if name.endswith(".json"):
+        try:
+            return read_link(Path(name).read_text(encoding="utf-8"), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"no link: {error}", hint="a file of sitsc tune links") from None
     if name not in link_names():
-        raise OptionError(f"unknown link {name!r}", hint=f"one of: {', '.join(link_names())}")
+        known = ", ".join(link_names())
+        raise OptionError(
+            f"unknown link {name!r}", hint=f"one of: {known}, or a file of sitsc tune links"
+        )
     text = resources.files("sitsc").joinpath(f"data/links/{name}.json").read_text()
     return read_link(text, f"links/{name}")
 
@@ -128,3 +137,24 @@ def fit_error(algorithms: dict[str, Algorithm]) -> float:
         for size, t in a.points
     ]
     return float(f"{np.median(errors):.3g}") if errors else 0.3
+
+
+ALGORITHM_OF = {
+    "all_reduce": "ring",
+    "all_gather": "ring_gather",
+    "all_to_all": "pairs_to_all",
+    "send": "send",
+}
+
+
+def measured_link(
+    name: str, title: str, ranks: int, points: list[tuple[str, int, float]], source: str
+) -> Link:
+    """The link of points (collective, bytes, seconds) among `ranks`, fitted."""
+    algorithms = {}
+    for collective, algorithm in ALGORITHM_OF.items():
+        mine = [(size, t) for kind, size, t in points if kind == collective]
+        if mine:
+            count = 2 if algorithm == "send" else ranks
+            algorithms[algorithm] = fitted(algorithm, count, mine, source)
+    return Link(name, title, algorithms, fit_error(algorithms))
