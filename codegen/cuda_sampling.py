@@ -54,7 +54,7 @@ def sample_scan(
     parts: int = 32,
     bins: int = 2048,
     block: int = 1024,
-    ahead: int = 2,
+    ahead: int = 4,
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,

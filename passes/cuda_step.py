@@ -18,6 +18,7 @@ from sitsc.passes.schedule import StepSizes
 
 _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
 _FEW_ROWS, _FEW_PARTS = 16, 8  # more rows fill a GPU with fewer programs each
+_SCANNING = 256  # programs of the scan that an H200 holds at once
 _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
@@ -117,8 +118,17 @@ class StepLaunches:
         shape = {"vocabulary": tokens.vocab_size, "width": tokens.logits_width, "count": "rows"}
         shape |= {"eos_ids": tokens.eos_token_ids, "bins": _BINS}
         if template != "sample_draw":
-            shape["parts"] = _PARTS if step.sequences <= _FEW_ROWS else _FEW_PARTS
+            shape["parts"] = _parts(template, step.sequences)
         return shape | ({"many": _MANY} if template in _SAMPLERS[2:] else {})
+
+
+def _parts(template: str, rows: int) -> int:
+    """Programs that share a row; of the scan a power of two, so that all work at once."""
+    if rows <= _FEW_ROWS:
+        return _PARTS
+    if template != "sample_scan":
+        return _FEW_PARTS
+    return 1 << max(_SCANNING // rows, 1).bit_length() - 1
 
 
 def _argument(name: str, kind: str, one: Scheduled) -> Argument:
