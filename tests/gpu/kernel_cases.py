@@ -178,6 +178,7 @@ def _row_checks() -> dict[str, KernelCheck]:
         "rms_norm": RmsNormCheck(130, 4096),
         "rms_norm with parts": RmsNormCheck(7, 2880, parts=4, offset=1.0),
         "norm of several programs": SpreadNormCheck(GLU, 8, SPREAD_TILE, blocks=8, parts=4),
+        "norm of several programs, split": SpreadNormCheck(GLU, 7, SPREAD_TILE | {"split": 2}),
         "embedding": GatherCheck(64, VOCABULARY, 4096),
         "embedding, scaled": GatherCheck(3, 1000, 2304, scale=48.0),
         "rope table": RopeTableCheck((0, 1, 8191, 131071, 1048575, 77), 128),
