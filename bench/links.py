@@ -5,6 +5,7 @@ shares of datasheets for links that nobody has measured. `sitsc tune links` meas
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 def from_points(name: str, value: dict[str, Any]) -> Link:
     """A link of measured points."""
-    algorithms = {
+    algorithms: dict[str, Algorithm] = {
         key: fitted(
             key,
             item["ranks"],
@@ -25,7 +26,11 @@ def from_points(name: str, value: dict[str, Any]) -> Link:
             most_bytes=item.get("most_bytes", 0),
         )
         for key, item in value["algorithms"].items()
+        if "points_us" in item
     }
+    for key, item in value["algorithms"].items():
+        if "like" in item:
+            algorithms[key] = replace(algorithms[item["like"]], points=(), source=item["source"])
     return Link(name, value["title"], algorithms, fit_error(algorithms))
 
 

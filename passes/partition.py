@@ -8,6 +8,7 @@ the plan holds.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 
 from sitsc.core.calibration import Calibration, load_calibration
@@ -15,16 +16,15 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
 from sitsc.passes.collectives import Topology
-from sitsc.passes.model_record import LINEAR, ModelRecord
+from sitsc.passes.model_record import ATTENTION, LINEAR, ModelRecord
 from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
 from sitsc.passes.step_time import StepModel
-from sitsc.passes.tp_roles import COLUMN
+from sitsc.passes.tp_roles import COLUMN, ROW
 from sitsc.passes.workloads import Slo, Workload
 
 RESERVED = 0.06  # of a device's memory: the driver, libraries, graphs, what the allocator loses
 _BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +142,15 @@ def _divisors(number: int) -> list[int]:
 
 def divisible_of(record: ModelRecord) -> Divisible:
     """What must divide, from the record: heads, intermediate sizes, experts, layers."""
-    heads = tuple((h.heads, h.kv_heads) for h in record.attention())
+    heads = tuple(sorted({(h.heads, h.kv_heads) for h in record.attention()}))
     experts = tuple((e.experts, e.intermediate) for e in record.experts())
-    inner: dict[int, None] = {}
-    for ops in record.classes:
-        for op in ops:
-            if op.kind == LINEAR and op.role == COLUMN and op.heads is None:
-                inner[op.outputs // (2 if op.glu else 1)] = None
-    return Divisible(heads, tuple(inner), experts, record.num_layers)
+    inner = {  # what the second linear layer of an MLP reads; of attention it is heads
+        op.columns
+        for ops in record.classes
+        for before, op in pairwise(o for o in ops if o.kind in (LINEAR, ATTENTION))
+        if op.role == ROW and before.role == COLUMN
+    }
+    return Divisible(heads, tuple(sorted(inner)), experts, record.num_layers)
 
 
 class Search:

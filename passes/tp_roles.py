@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from sitsc.passes.cuda_values import layers_by_node
 from sitsc.passes.fxutil import arguments, is_op, tensor
 
 Node = Any
@@ -22,11 +23,12 @@ _ANCHORS = ("fused_linear", "addmm", "moe", "paged_attention", "packed_embedding
 
 def roles(graph: fx.Graph) -> dict[Node, str]:
     """The role of every call in `graph`."""
-    return _Roles().run(graph)
+    return _Roles(graph).run(graph)
 
 
 class _Roles:
-    def __init__(self) -> None:
+    def __init__(self, graph: fx.Graph) -> None:
+        self.layer = layers_by_node(graph)
         self.cut: dict[Node, bool] = {}
         self.found: dict[Node, str] = {}
         self.reached: dict[Node, frozenset[tuple[Node, str]]] = {}
@@ -63,7 +65,9 @@ class _Roles:
         if len(linears) == len(ends) == 1 and not self._feeds_attention(linears[0]):
             other = linears[0]
             wide = arguments(other)["x"] if is_op(other, "fused_linear") else other.args[1]
-            if str(tensor(wide).shape[-1]) == str(tensor(node).shape[-1]):
+            inner, width = int(tensor(wide).shape[-1]), int(tensor(node).shape[-1])
+            # Twice as wide where gate and up are one and their product stands apart.
+            if width in (inner, 2 * inner) and self.layer[other] == self.layer[node] is not None:
                 return COLUMN
         return WHOLE
 

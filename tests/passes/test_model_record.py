@@ -1,0 +1,106 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sitsc.core.printer import symbol_names
+from sitsc.models.presets import preset
+from sitsc.passes.cost import Sizes, cost_of
+from sitsc.passes.model_record import ATTENTION, EXPERTS, LINEAR, ModelRecord, record_of
+from sitsc.passes.op_time import Cut, weight_share
+from sitsc.passes.partition import divisible_of
+from sitsc.passes.planner import weights_of
+from sitsc.passes.shard_facts import divisible
+from sitsc.passes.step_time import StepModel
+from tests.partition_records import final_graph, record, search
+from tests.passes.families import FAMILIES
+
+FAMILY_NAMES = ("phi3_partial", "odd_sizes")
+PRESET_NAMES = ("tiny-gpt-oss", "tiny-qwen3-moe")
+
+
+def _configs() -> dict:
+    found = {name: FAMILIES[name] for name in FAMILY_NAMES}
+    return found | {name: preset(name) for name in PRESET_NAMES}
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict:
+    return {name: final_graph(config, "h200") for name, config in _configs().items()}
+
+
+def _record(graph) -> ModelRecord:
+    return record_of(graph, "model", 1000, 128)
+
+
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, *PRESET_NAMES])
+def test_costs_are_those_of_the_graph(graphs, name):
+    """Any size of a step: the record says of kernels what cost_of says of their nodes."""
+    graph = graphs[name]
+    made = _record(graph)
+    ops = [op for i in made.layers for op in made.classes[i]]
+    symbols = symbol_names(graph)
+
+    @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 200))
+    @settings(max_examples=15)
+    def check(sequences: int, each: int, context: int) -> None:
+        tokens = sequences * each
+        values = {"tokens": tokens, "rows": sequences, "sequences": sequences}
+        sizes = Sizes(symbols, values | {"sequences+1": sequences + 1, "context": context})
+        nodes = [n for n in graph.nodes if n.op == "call_function"]
+        for kind, operator in (
+            (LINEAR, "fused_linear"),
+            (ATTENTION, "attention"),
+            (EXPERTS, "moe"),
+        ):
+            calls = [n for n in nodes if operator in str(n.target)]
+            known = [op for op in (*made.before, *ops, *made.after) if op.kind == kind]
+            assert len(calls) == len(known)
+            for node, op in zip(calls, known, strict=True):
+                mine, theirs = op.cost(tokens, sequences, sequences, context), cost_of(node, sizes)
+                assert mine.flops == pytest.approx(theirs.flops, rel=1e-9, abs=1)
+                assert mine.bytes == pytest.approx(theirs.bytes, rel=1e-3, abs=64), op.name
+
+    check()
+
+
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, *PRESET_NAMES])
+def test_roles(graphs, name):
+    """Attention is fed by columns and followed by rows; logits are cut by the vocabulary."""
+    made = _record(graphs[name])
+    for ops in made.classes:
+        linears = [op for op in ops if op.kind == LINEAR]
+        assert [op.role for op in linears[:2]] == ["column", "row"]
+        routers = [op for op in linears if "gate" in op.name.split(".") or "router" in op.name]
+        assert all(op.role == "whole" for op in routers)
+        if not routers:
+            assert [op.role for op in linears[2:]] == ["column", "row"]
+        assert all(op.role == "experts" for op in ops if op.kind == EXPERTS)
+    assert [op.role for op in made.after if op.kind == LINEAR] == ["vocabulary"]
+
+
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, *PRESET_NAMES])
+def test_weights_and_what_divides(graphs, name):
+    graph, made = graphs[name], _record(graphs[name])
+    stored = sum(spec.nbytes for spec in weights_of(graph))
+    model = StepModel(
+        made, search("tiny-qwen2", 1).machine.device, search("tiny-qwen2", 1).machine.where
+    )
+    counted = model.weight_bytes(0, made.num_layers, Cut())
+    assert counted == pytest.approx(stored, rel=0.02, abs=4096)
+    assert divisible_of(made).heads == divisible(graph).heads
+    assert [n for n, _ in divisible_of(made).experts] == [n for n, _ in divisible(graph).experts]
+    assert set(divisible(graph).intermediate) <= set(divisible_of(made).intermediate)
+    if not made.experts():
+        assert divisible_of(made).intermediate
+
+
+def test_sums_of_a_llama():
+    """Two sums a layer, one for the table; weights of eight ranks are those of one."""
+    made = record("llama3-8b")
+    assert [op.role for op in made.classes[0] if op.reduced_bytes] == ["row", "row"]
+    assert made.before[0].reduced_bytes == 4096 * 2
+    for op in made.classes[0]:
+        if op.kind == LINEAR:
+            assert weight_share(op, Cut(8)) == pytest.approx(1 / 8)
+        if op.feeds:  # 16 ranks of 8 KV heads hold each twice
+            assert weight_share(op, Cut(16)) == pytest.approx((2 + 2) / 48)
