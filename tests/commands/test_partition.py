@@ -84,7 +84,9 @@ def test_command(tmp_path: Path, capfd):
     done = call(capfd, *arguments, "--workload", load, "--plot", out, "--json")
     assert done.code == 0, done
     value = json.loads(done.out)
-    assert {r["partition"]["tp"] for r in value["rejected"]} == {2, 6}
+    why = {(r["partition"]["tp"], r["partition"]["pp"]): r["reason"] for r in value["rejected"]}
+    assert "9 query heads" in why[2, 1] and "9 query heads" in why[6, 1]
+    assert "of 2 layers" in why[1, 3] and (3, 2) not in why
     assert value["ranked"][0]["budget"]["limit"] is None  # a CPU states no size
     assert value["workload"]["prompt_tokens"] == 64 and pixels(out.read_bytes())
 
