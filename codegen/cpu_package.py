@@ -44,6 +44,11 @@ def inlined() -> dict[Any, Callable[..., Tensor]]:
     }
 
 
+def dispatched() -> tuple[Any, ...]:
+    """Operators that the package calls through torch's dispatcher: ranks speak in Python."""
+    return (cpu_shims.overload("all_reduce"), cpu_shims.overload("all_gather"))
+
+
 def weight_key(name: str) -> str:
     """The name of a weight as a constant of the package."""
     return "w_" + re.sub(r"\W", "_", name)
@@ -54,7 +59,7 @@ def _has_kernel(node: fx.Node) -> bool:
         return node.args[-1] != "plain"
     if node.target in (cpu_shims.overload("packed_embedding"), cpu_shims.overload("moe")):
         return node.args[-1] != "plain"
-    return node.target in cpu_shims.declarations()
+    return node.target in cpu_shims.declarations() or node.target in dispatched()
 
 
 def _target(node: fx.Node) -> Any:

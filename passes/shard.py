@@ -15,7 +15,7 @@ from torch import fx
 
 from sitsc.core.parallel import Partition, check_shards
 from sitsc.passes.base import PassContext
-from sitsc.passes.fxutil import calls, module_path
+from sitsc.passes.fxutil import calls, module_path, weight_of
 from sitsc.passes.shard_demand import column_demands
 from sitsc.passes.shard_experts import shard_experts
 from sitsc.passes.shard_facts import divisible
@@ -31,6 +31,7 @@ from sitsc.passes.shard_rules import (
     rms_norm,
     rope,
 )
+from sitsc.passes.shard_table import shard_table
 from sitsc.passes.shard_values import NOTE, Values
 from sitsc.passes.shard_views import (
     expand,
@@ -112,9 +113,20 @@ def _needs_rule(values: Values, node: fx.Node, columns: Any) -> bool:
 
 
 def gathers(graph: fx.Graph) -> tuple[str, ...]:
-    """What was made whole because an operator knows no parts: "layers.0.attn: aten.foo" each."""
+    """What was made whole because an operator knows no parts: "model.layers.0: aten.foo" each."""
     notes = []
     for node in calls(graph, "all_gather"):
         if (reason := node.meta.get(NOTE)) is not None:
             notes.append(f"{module_path(node)}: {reason}")
     return tuple(notes)
+
+
+def held_whole(graph: fx.Graph) -> tuple[str, ...]:
+    """Matrices that every rank of a sharded graph holds and computes whole, by name."""
+    cut, found = shard_table(graph).slices, []
+    for node in graph.nodes:
+        spec = weight_of(node)
+        if spec is not None and spec.role == "weight" and len(spec.shape) > 1:
+            if not any(source in cut for source in spec.sources) and cut:
+                found.append(spec.name)
+    return tuple(found)

@@ -25,7 +25,10 @@ _APART = 1 << 32
 
 def is_linear(node: Node) -> bool:
     """A linear layer over a weight of the checkpoint."""
-    return is_op(node, *LINEAR) and weight_of(linear_weight(node)) is not None
+    if not is_op(node, *LINEAR):
+        return False
+    spec = weight_of(linear_weight(node))
+    return spec is not None and spec.role == "weight"
 
 
 def linear_weight(node: Node) -> Node:

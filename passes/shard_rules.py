@@ -23,7 +23,7 @@ from sitsc.passes.fxutil import (
 from sitsc.passes.shard_demand import linear_input, linear_weight
 from sitsc.passes.shard_layout import Layout, Partial, Sharded, even, kv_heads, merged
 from sitsc.passes.shard_names import sizes_of
-from sitsc.passes.shard_values import Values
+from sitsc.passes.shard_values import Values, is_parameter
 
 
 def elementwise(values: Values, node: Node, columns: Any) -> Layout:
@@ -115,7 +115,7 @@ def linear(values: Values, node: Node, columns: Any) -> Layout:
     x, weight, args = linear_input(node), linear_weight(node), arguments(node)
     bias = args["self"] if is_op(node, "addmm") else args["bias"]
     layout, last = values.layout(x), tensor(x).dim() - 1
-    known = weight_of(weight) is not None and (bias is None or weight_of(bias) is not None)
+    known = is_parameter(weight) and (bias is None or is_parameter(bias))
     scaled = is_op(node, "addmm") and (args["alpha"], args["beta"]) != (1, 1)
     if isinstance(layout, Partial):
         values.whole(x)
@@ -150,7 +150,7 @@ def rms_norm(values: Values, node: Node, columns: Any) -> Layout:
     if layout.dim != last:
         values.put(node, values.emit(node.target, (values.local(x), weight, eps, offset)))
         return layout
-    if offset or (weight is not None and weight_of(weight) is None):
+    if offset or not (weight is None or is_parameter(weight)):
         return values.plain(node)
     part = None if weight is None else values.weight(weight, 0, layout.held)
     values.put(node, _over_ranks(values, values.local(x), part, eps, layout))
@@ -236,7 +236,7 @@ def embedding(values: Values, node: Node, columns: Any) -> Layout:
     args = arguments(node)
     table, ids = args["weight"], args["indices"]
     spec = weight_of(table)
-    if spec is None or not _of_tokens(ids) or args["scale_grad_by_freq"] or args["sparse"]:
+    if spec is None or spec.role != "weight" or not _of_tokens(ids):
         return values.plain(node)
     held = even(spec.shape[0], values.tp)
     rows = held[0][0][1]
@@ -269,7 +269,7 @@ def attention(values: Values, node: Node, columns: Any) -> Layout:
         given[name] = values.cut(args[name], Sharded(1, held))
     if args["sinks"] is not None:
         given["sinks"] = values.cut(args["sinks"], Sharded(0, query))
-    given["kv"] = values.input(args["kv"], 3, tensor(given["k"]).shape[1])
+    values.resize(args["kv"], 3, tensor(given["k"]).shape[1])
     rest = {k: values.whole(v) for k, v in given.items() if isinstance(v, fx.Node) and v is args[k]}
     values.put(node, values.emit(node.target, tuple((given | rest).values())))
     return Sharded(1, merged(query, width))

@@ -19,32 +19,25 @@ _META = "shards"
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """By the first slice of rank 0 the slices of all ranks; constants by their name."""
+    """By the first slice of rank 0 the slices of all ranks."""
 
     num_ranks: int
     slices: dict[TensorSlice, tuple[tuple[TensorSlice, ...], ...]]
-    constants: dict[str, tuple[WeightSpec, ...]]
 
     @classmethod
     def of(cls, num_ranks: int, weights: Iterable[tuple[WeightSpec, ...]]) -> "ShardTable":
         """The table of cut weights, each given as the spec of every rank."""
         slices: dict[TensorSlice, tuple[tuple[TensorSlice, ...], ...]] = {}
-        constants: dict[str, tuple[WeightSpec, ...]] = {}
         for ranks in weights:
             if len({spec.stored_shape for spec in ranks}) != 1:
                 raise GraphError(f"the parts of {ranks[0].name} are not of one size")
-            if ranks[0].role == "constant":
-                constants[ranks[0].name] = ranks
-                continue
             parts = tuple(spec.sources for spec in ranks)
             if slices.setdefault(ranks[0].sources[0], parts) != parts:
                 raise GraphError(f"{ranks[0].name} is cut in two ways that begin alike")
-        return cls(num_ranks, slices, constants)
+        return cls(num_ranks, slices)
 
     def spec(self, spec: WeightSpec, rank: int) -> WeightSpec:
         """What rank `rank` has in place of a weight of rank 0."""
-        if spec.name in self.constants and spec.role == "constant":
-            return self.constants[spec.name][rank]
         found: list[TensorSlice] = []
         place = 0
         while place < len(spec.sources):
@@ -67,7 +60,7 @@ def keep_table(graph: fx.Graph, table: ShardTable) -> None:
 
 def shard_table(graph: fx.Graph) -> ShardTable:
     """The table of a graph; that of one rank for a graph that is not sharded."""
-    return graph.output_node().meta.get(_META) or ShardTable(1, {}, {})
+    return graph.output_node().meta.get(_META) or ShardTable(1, {})
 
 
 def weights_of_rank(graph: fx.Graph, tp_rank: int) -> tuple[WeightSpec, ...]:

@@ -84,9 +84,9 @@ class Values:
         if self.layout(node) == layout:
             return self.local(node)
         source = self.whole(node)
-        if weight_of(node) is not None:
+        if is_parameter(node):
             return self.weight(node, layout.dim, layout.held)
-        if is_op(node, "_to_copy", "to") and weight_of(node.args[0]) is not None:
+        if is_op(node, "_to_copy", "to") and is_parameter(node.args[0]):
             inside = self.weight(node.args[0], layout.dim, layout.held)
             return self.emit(node.target, (inside, *node.args[1:]), **node.kwargs)
         if is_op(node, "expand") and _size(node.args[0], layout.dim, tensor(node).dim()) == 1:
@@ -140,20 +140,15 @@ class Values:
             self._rank = add_input(self.graph, RANK, value, (1,))
         return self._rank
 
-    def input(self, node: Node, dim: int, size: int) -> Node:
+    def resize(self, node: Node, dim: int, size: int) -> None:
         """A step input of which each rank has its own: dimension `dim` has `size` elements."""
-        key = (node, "input")
-        if key not in self._cuts:
-            shape, dims = list(tensor(node).shape), list(node.meta["dims"])
-            shape[dim] = dims[dim] = size
-            mode = detect_fake_mode([tensor(node)])
-            assert mode is not None
-            with mode, self.graph.inserting_before(node):
-                value = torch.empty(shape, dtype=tensor(node).dtype, device=tensor(node).device)
-                new = self.graph.placeholder(node.name)
-            new.meta |= {"input": node.meta["input"], "dims": tuple(dims), "val": value}
-            self._cuts[key] = new
-        return self._cuts[key]
+        shape, dims = list(tensor(node).shape), list(node.meta["dims"])
+        shape[dim] = dims[dim] = size
+        mode = detect_fake_mode([tensor(node)])
+        assert mode is not None
+        with mode:
+            value = torch.empty(shape, dtype=tensor(node).dtype, device=tensor(node).device)
+        node.meta |= {"dims": tuple(dims), "val": value}
 
     # --- the walk --------------------------------------------------------------------------------
 
@@ -174,9 +169,7 @@ class Values:
         cut = [a for a in node.all_input_nodes if self.layout(a) is not None]
         for value in cut:
             self.whole(value, target_name(node))
-        args, kwargs = self.mapped(node.args), self.mapped(node.kwargs)
-        if (args, kwargs) != (node.args, node.kwargs):
-            self.put(node, self.emit(node.target, args, **kwargs))
+        node.args, node.kwargs = self.mapped(node.args), self.mapped(node.kwargs)
         return None
 
     def finish(self, output: Node) -> None:
@@ -192,10 +185,8 @@ class Values:
             if not node.users:
                 self.graph.erase_node(node)
         for node in list(self.graph.nodes):
-            if node.op == "placeholder" and not node.users:
-                fresh = (node, "input") in self._cuts
-                if fresh or "weight" in node.meta:
-                    self.graph.erase_node(node)
+            if node.op == "placeholder" and not node.users and "weight" in node.meta:
+                self.graph.erase_node(node)
         self._name_apart()
         used = [self._ranks[n] for n in self.graph.nodes if n in self._ranks]
         keep_table(self.graph, ShardTable.of(self.tp, used))
@@ -207,11 +198,7 @@ class Values:
             if spec is not None:
                 count = known[spec.name] = known.get(spec.name, 0) + 1
                 if count > 1:
-                    name = f"{spec.name}#{count}"
-                    node.meta["weight"] = replace(spec, name=name)
-                    if node in self._ranks:
-                        ranks = self._ranks[node]
-                        self._ranks[node] = tuple(replace(part, name=name) for part in ranks)
+                    node.meta["weight"] = replace(spec, name=f"{spec.name}#{count}")
 
     def _note(self, node: fx.Node, note: str) -> None:
         if note:
@@ -245,6 +232,12 @@ class Values:
             like = next(n for n in self.graph.nodes if n.op == "placeholder")
             self._cuts[key] = add_weight(self.graph, replace(spec, name=name), like)
         return self._cuts[key]
+
+
+def is_parameter(node: Node) -> bool:
+    """A weight of the checkpoint: constants may be written into code, which all ranks share."""
+    spec = weight_of(node)
+    return spec is not None and spec.role == "weight"
 
 
 def _size(node: Node, dim: int, dims: int) -> int:

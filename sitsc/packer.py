@@ -3,7 +3,7 @@
 Also where a redundant copy of a tied weight is compared with the tensor that it copies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,9 +12,10 @@ from sitsc.core.artifact import ArtifactWriter
 from sitsc.core.canonical import canonical_json
 from sitsc.core.errors import CheckpointError, OptionError
 from sitsc.core.options import CompileOptions
-from sitsc.core.packing import write_weights
+from sitsc.core.packing import rank_files, write_weights
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
+from sitsc.core.weights import WeightSpec
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.config_lint import lint_tensors
 
@@ -51,9 +52,22 @@ def pack(
     checkpoint: Checkpoint, plan: Plan, writer: ArtifactWriter, progress: Callable[[float], None]
 ) -> None:
     """Stream every planned buffer into the artifact. Raises CheckpointError."""
+    pack_ranks(checkpoint, (plan.model.parameters,), writer, progress)
+
+
+def pack_ranks(
+    checkpoint: Checkpoint,
+    ranks: Sequence[tuple[WeightSpec, ...]],
+    writer: ArtifactWriter,
+    progress: Callable[[float], None],
+) -> None:
+    """Stream the buffers of every rank into files of its own. Raises CheckpointError.
+
+    Of each tensor only the rows are read that a rank has; the files are called as
+    `packing.rank_files` says, and hold the buffers in the order given.
+    """
     _check_duplicates(checkpoint)
-    specs = plan.model.parameters
-    whole, done = max(1, sum(spec.nbytes for spec in specs)), 0
+    whole, done = max(1, sum(spec.nbytes for specs in ranks for spec in specs)), 0
 
     def advance(count: int) -> None:
         nonlocal done
@@ -64,13 +78,15 @@ def pack(
         return checkpoint.read(name, (start, stop))
 
     with files.disk_errors(writer.out):
-        try:
-            index = write_weights(specs, read, writer.path(files.WEIGHTS), advance)
-        except ValueError as error:
-            raise CheckpointError(
-                f"a weight cannot be stored: {error}", hint="compile without --weights int8"
-            ) from error
-        writer.path(files.WEIGHTS_INDEX).write_text(canonical_json(to_value(index)))
+        for rank, specs in enumerate(ranks):
+            weights, listed = rank_files(rank, len(ranks))
+            try:
+                index = write_weights(specs, read, writer.path(weights), advance)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"a weight cannot be stored: {error}", hint="compile without --weights int8"
+                ) from error
+            writer.path(listed).write_text(canonical_json(to_value(index)))
 
 
 def _check_duplicates(checkpoint: Checkpoint) -> None:

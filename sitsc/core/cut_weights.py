@@ -7,16 +7,13 @@ under the same name. Rows past the end are zeros. Reads nothing.
 import re
 from dataclasses import replace
 
-import torch
-
+from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.ranges import Cut, Ranges, cuts_of, elements, length, within
-from sitsc.core.weights import DTYPES, ZEROS, TensorSlice, WeightSpec, constant_spec, materialise
+from sitsc.core.weights import STACKED, ZEROS, TensorSlice, WeightSpec
 
 
 def cut_weight(spec: WeightSpec, dim: int, ranges: Ranges) -> WeightSpec:
-    """Elements `ranges` of dimension `dim` of a plain weight or constant."""
-    if spec.role == "constant":
-        return _cut_constant(spec, dim, ranges)
+    """Elements `ranges` of dimension `dim` of a plain weight. Raises UnsupportedModelError."""
     shape = (*spec.shape[:dim], length(ranges), *spec.shape[dim + 1 :])
     if dim:
         sources = [_within(spec, s, dim, ranges) for s in spec.sources]
@@ -36,30 +33,48 @@ def _zeros(rows: int) -> TensorSlice:
     return TensorSlice("", 0, rows, ZEROS)
 
 
-def _cut_constant(spec: WeightSpec, dim: int, ranges: Ranges) -> WeightSpec:
-    value = materialise(spec, lambda name, start, stop: torch.empty(0, dtype=DTYPES[spec.dtype]))
-    chosen = torch.tensor(elements(ranges))
-    return constant_spec(spec.name, value.index_select(dim, chosen))
-
-
 def _rows(spec: WeightSpec, start: int, stop: int) -> list[TensorSlice]:
     """Rows [start, stop) of the concatenated slices; zeros past their end."""
     found, base = [], 0
     for piece in spec.sources:
         low, high = max(start, base), min(stop, base + piece.stop - piece.start)
         if low < high:
-            first = piece.start + low - base
-            found.append(replace(piece, start=first, stop=first + high - low))
+            first, part = piece.start + low - base, _with_whole(piece)
+            found.append(replace(piece, start=first, stop=first + high - low, part=part))
         base += piece.stop - piece.start
     padding = stop - max(start, base)
     return [*found, _zeros(padding)] if padding > 0 else found
 
 
+def _with_whole(source: TensorSlice) -> str:
+    """The part of a slice; of columns with the number that the tensor has, before they are cut."""
+    if "columns" not in source.part.split() or any(c.dim == -2 for c in cuts_of(source.part)):
+        return source.part
+    return f"{source.part} {Cut(-2, ((0, source.stop),), source.stop).word}"
+
+
 def _matrices(spec: WeightSpec, ranges: Ranges) -> list[TensorSlice]:
-    """Whole matrices of a stack whose slices hold one each."""
-    if len(spec.sources) != spec.shape[0]:
-        raise ValueError(f"{spec.name} does not hold one matrix a slice")
-    return [spec.sources[index] for index in elements(ranges)]
+    """Whole matrices of a stack: each a slice of its own, or several in one tensor."""
+    every: list[TensorSlice] = []
+    for source in spec.sources:
+        if _in_one_tensor(source):
+            every += [
+                replace(source, start=i, stop=i + 1) for i in range(source.start, source.stop)
+            ]
+        else:
+            every.append(source)
+    if len(every) != spec.shape[0]:
+        raise UnsupportedModelError(
+            f"experts of {spec.name} lie in one tensor in a way that cannot be cut",
+            hint="leave out EP",
+        )
+    return [every[index] for index in elements(ranges)]
+
+
+def _in_one_tensor(source: TensorSlice) -> bool:
+    """Whether the rows of a slice of a stack are matrices."""
+    words = source.part.split()
+    return STACKED in words or "transposed" in words
 
 
 def _within(spec: WeightSpec, source: TensorSlice, dim: int, ranges: Ranges) -> TensorSlice:
@@ -67,7 +82,7 @@ def _within(spec: WeightSpec, source: TensorSlice, dim: int, ranges: Ranges) -> 
     words = source.part.split()
     if source.zeros:
         return source
-    in_rows = len(spec.shape) == 3 and dim == 1 and "transposed" not in words
+    in_rows = len(spec.shape) == 3 and dim == 1 and not _in_one_tensor(source)
     if in_rows and len(ranges) == 1 and source.stop - source.start == spec.shape[1]:
         ((start, stop),) = ranges
         return replace(source, start=source.start + start, stop=source.start + stop)

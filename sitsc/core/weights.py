@@ -40,6 +40,7 @@ def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
 
 
 ZEROS = "zeros"
+STACKED = "stacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class TensorSlice:
 
     `part` says what of them is taken, in words: "transposed" (the last two dimensions), then "even"
     or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are. "columns":
-    columns [start, stop) of a matrix instead, each a row of ours. "-1[0:16/64]": then of the last
-    dimension, which has 64 elements, those from 0 up to 16 (sitsc.core.ranges). "zeros": rows that
-    no tensor holds, which pad a weight.
+    columns [start, stop) of a matrix instead, each a row of ours. "stacked": matrices [start, stop)
+    of a tensor that holds several, where those of a buffer are else tensors of their own.
+    "-1[0:16/64]": then of the last dimension, which has 64 elements, those from 0 up to 16
+    (sitsc.core.ranges). "zeros": rows that no tensor holds, which pad a weight.
     """
 
     tensor: str
@@ -112,8 +114,9 @@ class WeightSpec:
             whole[cut.dim] = cut.whole
         columns, words = whole[1:], source.part.split()
         if "columns" in words:
-            return (whole[1], source.stop)
-        if len(self.shape) == 3 and "transposed" not in words:
+            named = any(cut.dim == -2 for cut in cuts_of(source.part))
+            return (whole[1], whole[0] if named else source.stop)
+        if len(self.shape) == 3 and STACKED not in words and "transposed" not in words:
             columns = whole[2:]
         doubled = 1 + ("even" in words or "odd" in words)
         if "transposed" in words:
@@ -171,8 +174,8 @@ def _part(
     if source.zeros:
         return torch.zeros((stop - start, *spec.shape[1:]), dtype=_dtype_of_rows(spec))
     if "columns" in source.part.split():
-        whole: tuple[Cut, ...] = (Cut(-1, ((0, spec.shape[1]),), spec.shape[1]),)
-        (cut,) = cuts_of(source.part) or whole
+        cut = Cut(-1, ((0, spec.shape[1]),), spec.shape[1])
+        cut = next((c for c in cuts_of(source.part) if c.dim == -1), cut)
         rows = [read(source.tensor, *piece)[:, start:stop] for piece in cut.ranges]
         return torch.cat(rows).T
     return source.of(read(source.tensor, start, stop))

@@ -2,12 +2,11 @@
 
 import copy
 from collections import Counter
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from sitsc.core.interpret import RandomTensors, run_graph, step_inputs, tensor_shapes
+from sitsc.core.interpret import RandomTensors, step_inputs, tensor_shapes
 from sitsc.core.lockstep import Replica, Stage
 from sitsc.core.parallel import Partition, even_stages
 from sitsc.core.verify import verify_graph
@@ -25,19 +24,23 @@ LOOKUP = Counter({"mul": 1, "sub": 1, "clamp": 1, "ne": 1, "unsqueeze": 1, "mask
 COLLECTIVES = ("all_reduce", "all_gather")
 
 
-def apply(graph: fx.Graph, passes: tuple[Pass, ...], context: PassContext = CONTEXT) -> fx.Graph:
-    """The graph after `passes`, verified once at the end."""
+def apply(graph: fx.Graph, passes: tuple[Pass, ...], *, verify: bool = False) -> fx.Graph:
+    """The graph after `passes`, which may be verified at the end."""
     for item in passes:
-        item.run(graph, context)
+        item.run(graph, CONTEXT)
         tidy(graph)
-    verify_graph(graph, passes[-1].name if passes else "tracing")
+    if verify:
+        verify_graph(graph, passes[-1].name)
     return graph
 
 
 class Model:
     """A traced model up to where it is cut, and its result over several steps as one rank."""
 
-    def __init__(self, module: fx.GraphModule, passes: tuple[Pass, ...] = CPU) -> None:
+    def __init__(
+        self, module: fx.GraphModule, passes: tuple[Pass, ...] = CPU, ids: list[int] = IDS
+    ) -> None:
+        self.ids = ids
         at = [item.name for item in passes].index("page_attention")
         self.rest = passes[at:]
         self.graph = apply(module.graph, passes[:at])
@@ -59,9 +62,9 @@ class Model:
         for stage in range(partition.pp):
             cut = bounds or even_stages(self.layers, partition.pp)
             passes = stage_passes(self.rest, partition, stage, cut)
-            names = [item.name for item in passes]
-            end = names.index("lower_linear") + most
-            found.append(apply(self.copy(), passes[:end]))
+            end = [item.name for item in passes].index("lower_linear") + most
+            both = partition.tp > 1 and partition.pp > 1
+            found.append(apply(self.copy(), passes[:end], verify=both))
         return found
 
     def _stage(self, graph: fx.Graph, tp: int) -> Stage:
@@ -74,14 +77,14 @@ class Model:
 
     def run(self, replica: Replica) -> Tensor:
         inputs = [
-            [step_inputs(stage.graph, IDS, CONTEXT.page_tokens) for _ in stage.ranks]
+            [step_inputs(stage.graph, self.ids, CONTEXT.page_tokens) for _ in stage.ranks]
             for stage in replica.stages
         ]
-        ends = [PREFILL, *range(PREFILL + STEPS, len(IDS) + 1, STEPS)]
+        ends = [PREFILL, *range(PREFILL + STEPS, len(self.ids) + 1, STEPS)]
         parts = []
         for low, high in zip([0, *ends], ends, strict=False):
             step = {
-                "token_ids": torch.tensor(IDS[low:high]),
+                "token_ids": torch.tensor(self.ids[low:high]),
                 "position_ids": torch.arange(low, high),
                 "logit_rows": torch.arange(high - low),
                 "query_start": torch.tensor([0, high - low], dtype=torch.int32),
@@ -101,8 +104,3 @@ def op_counts(*graphs: fx.Graph) -> Counter[str]:
                 name = schema.name.split("::")[1] if schema else node.target.__name__
                 found[name.replace("split_with_sizes", "split")] += 1
     return found
-
-
-def whole_result(model: Model, graph: Any) -> Tensor:
-    """Logits of one step over all tokens."""
-    return run_graph(graph, model.weights, step_inputs(graph, IDS, CONTEXT.page_tokens))
