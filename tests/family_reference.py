@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from sitsc.core.interpret import RandomTensors
 from sitsc.core.weights import WeightSpec, materialise
-from sitsc.frontend.experts import renamed
+from sitsc.frontend.checkpoint_names import renamed
 
 
 def transformers_model(config: dict[str, Any], graph: fx.Graph, weights: RandomTensors) -> Any:

@@ -1,10 +1,12 @@
 """Families of transformers that have no entry of their own: small configs, and what is expected.
 
+Folders of EQUAL are as transformers saves them, the names and layout of published checkpoints.
 EQUAL: what is left unmatched of each (empty: kernels take all of it). REFUSED: part of the message.
 `table` is what docs/families.md shows of both.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 _SMALL: dict[str, Any] = {
@@ -53,6 +55,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT
     | {"n_group": 1, "topk_group": 1, "topk_method": "greedy"}
     | {"num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 12, "moe_k": 3},
     "codegen": {"n_positions": 2048, "rotary_dim": 16},
     "gpt_bigcode": {"n_positions": 2048},
     "gptj": {"n_positions": 2048, "rotary_dim": 16},
@@ -142,6 +145,28 @@ def small_config(kind: str) -> dict[str, Any]:
             kinds = list(dict.fromkeys(usual[key]))
             config[key] = (kinds * 2)[:2]
     return config | _CHANGES.get(kind, {})
+
+
+def saved(kind: str, root: Path) -> tuple[Path, Any]:
+    """(folder of a checkpoint with random weights as transformers saves it, the model in it)."""
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415  (seconds)
+
+    values = {key: value for key, value in small_config(kind).items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(kind, **values)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+    ).eval()
+    generator = torch.Generator().manual_seed(5)
+    persistent = {value.data_ptr() for value in model.state_dict().values()}
+    for value in [*model.parameters(), *model.buffers()]:
+        if value.data_ptr() in persistent and value.is_floating_point():
+            noise = torch.randn(value.shape, generator=generator)
+            wide = value.dim() > 1 and value.shape[0] > 1
+            value.data.copy_(noise / value.shape[-1] ** 0.5 if wide else 1 + 0.2 * noise)
+    folder = root / kind
+    model.save_pretrained(folder)
+    return folder, model
 
 
 def table() -> str:

@@ -12,16 +12,10 @@ from torch import Tensor, nn
 
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.ops.moe import CLAMPED
-from sitsc.core.weights import TensorSlice
+from sitsc.core.ranges import Cut
+from sitsc.core.weights import STACKED, TensorSlice
+from sitsc.frontend.checkpoint_names import expert_names, experts_in_one, renamed
 
-# How the checkpoints of a family name gate, up and down of one expert.
-_NAMES = {"mixtral": ("w1", "w3", "w2")}
-_PLAIN_NAMES = ("gate_proj", "up_proj", "down_proj")
-# Modules that the checkpoints of a family call otherwise than transformers does.
-_RENAMED = {
-    "mixtral": (".mlp.", ".block_sparse_moe."),
-    "gpt_neox": ("lm_head.", "embed_out."),
-}
 _ACTIVATIONS = {
     "SiLUActivation": "silu",
     "GELUTanh": "gelu_tanh",
@@ -87,7 +81,12 @@ def stacked_parameters(model: Any) -> dict[str, Stacked]:
     kind, found = model.config.model_type, {}
     for path, module in model.named_modules():
         if _is_experts(module):
-            parts = _in_memory(path, module) if module.has_bias else _on_disk(path, module, kind)
+            if module.has_bias:
+                parts = _in_memory(path, module)
+            elif experts_in_one(kind):
+                parts = _in_one(path, module, kind)
+            else:
+                parts = _on_disk(path, module, kind)
             found |= {f"{path}.{name}": stacked for name, stacked in parts.items()}
     return found
 
@@ -103,7 +102,7 @@ def _on_disk(path: str, module: Any, kind: str) -> dict[str, Stacked]:
     count, inter, hidden = _sizes(module)
     if module.is_transposed or not module.is_concatenated:
         raise UnsupportedModelError(f"the layout of {type(module).__name__} is not known")
-    prefix, (gate, up, down) = renamed(f"{path}.", kind), _NAMES.get(kind, _PLAIN_NAMES)
+    prefix, (gate, up, down) = renamed(f"{path}.", kind), expert_names(kind)
 
     def pieces(names: tuple[str, ...], rows: int) -> tuple[TensorSlice, ...]:
         return tuple(
@@ -115,6 +114,28 @@ def _on_disk(path: str, module: Any, kind: str) -> dict[str, Stacked]:
     return {
         "gate_up_proj": Stacked((2 * count, inter, hidden), pieces((gate, up), inter)),
         "down_proj": Stacked((count, hidden, inter), pieces((down,), hidden)),
+    }
+
+
+def _in_one(path: str, module: Any, kind: str) -> dict[str, Stacked]:
+    """Checkpoints with one tensor for all experts: [experts, out, in], gate above up."""
+    count, inter, hidden = _sizes(module)
+    if module.is_transposed or not module.is_concatenated:
+        raise UnsupportedModelError(f"the layout of {type(module).__name__} is not known")
+
+    def pieces(name: str, rows: int, parts: int) -> tuple[TensorSlice, ...]:
+        bounds = [(part * rows, (part + 1) * rows) for part in range(parts)]
+        words = [f"{STACKED} {Cut(-2, (pair,), parts * rows).word}" for pair in bounds]
+        tensor = renamed(f"{path}.{name}", kind)
+        return tuple(
+            TensorSlice(tensor, expert, expert + 1, word)
+            for expert in range(count)
+            for word in words
+        )
+
+    return {
+        "gate_up_proj": Stacked((2 * count, inter, hidden), pieces("gate_up_proj", inter, 2)),
+        "down_proj": Stacked((count, hidden, inter), pieces("down_proj", hidden, 1)),
     }
 
 
@@ -139,9 +160,3 @@ def _in_memory(path: str, module: Any) -> dict[str, Stacked]:
         "down_proj": Stacked((count, hidden, inter), pieces("down_proj", ("transposed",))),
         "down_proj_bias": Stacked((count, hidden), pieces("down_proj_bias", ("",))),
     }
-
-
-def renamed(name: str, kind: str) -> str:
-    """The checkpoint's name of a parameter of a model of `kind`."""
-    old, new = _RENAMED.get(kind, ("", ""))
-    return name.replace(old, new) if old else name

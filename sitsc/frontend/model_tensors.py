@@ -6,15 +6,19 @@ Builds the module on the meta device; never reads a weight.
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sitsc.core.errors import UnsupportedModelError
+from sitsc.core.weights import WeightSpec
+from sitsc.frontend.checkpoint_names import expert_names, is_renamed, renamed
 from sitsc.frontend.config_knowledge import knowledge
 
+if TYPE_CHECKING:
+    from sitsc.frontend.experts import Stacked
+
 Shapes = dict[str, tuple[int, ...]]
-EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def model_shapes(config: dict[str, Any]) -> tuple[Shapes, dict[str, str]]:
@@ -27,7 +31,7 @@ def model_shapes(config: dict[str, Any]) -> tuple[Shapes, dict[str, str]]:
 
 @lru_cache(maxsize=4)
 def _model_shapes(text: str) -> tuple[Shapes, dict[str, str]]:
-    from sitsc.frontend.experts import renamed, stacked_parameters  # noqa: PLC0415
+    from sitsc.frontend.experts import stacked_parameters  # noqa: PLC0415
     from sitsc.frontend.trace import build_model  # noqa: PLC0415
 
     config = json.loads(text)
@@ -40,8 +44,7 @@ def _model_shapes(text: str) -> tuple[Shapes, dict[str, str]]:
     tied: dict[str, str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if name in stacked:
-            for piece in stacked[name].sources:
-                shapes[piece.tensor] = _apart(piece.tensor, stacked[name].shape)
+            shapes |= _sources(stacked[name])
             continue
         own = renamed(name, kind)
         owner = first.setdefault(id(value), own)
@@ -52,11 +55,13 @@ def _model_shapes(text: str) -> tuple[Shapes, dict[str, str]]:
     return shapes, tied
 
 
-def _apart(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one expert's tensor."""
-    if not name.endswith(tuple(f"{part}.weight" for part in EXPERT_PARTS)):
-        raise UnsupportedModelError(f"the layout of {name} in checkpoints is not known")
-    return shape[1:]
+def _sources(stacked: "Stacked") -> Shapes:
+    """The tensors that experts are made of."""
+    spec = WeightSpec("", "weight", stacked.sources, stacked.shape, "bfloat16", "plain", "")
+    shapes: Shapes = {}
+    for piece in stacked.sources:  # of slices of one tensor the last says how many rows there are
+        shapes[piece.tensor] = max(shapes.get(piece.tensor, ()), spec.source_shape(piece))
+    return shapes
 
 
 def _check_layout(model: Any, kind: str) -> None:
@@ -65,11 +70,12 @@ def _check_layout(model: Any, kind: str) -> None:
         extract_weight_conversions_for_model,
     )
 
-    if kind in knowledge()["families"]:  # tested: what differs is known in experts.py
+    if kind in knowledge()["families"] or is_renamed(kind):  # tested: what differs is known
         return
+    parts = expert_names(kind)
     for change in extract_weight_conversions_for_model(model) or ():
         sources = getattr(change, "source_patterns", None) or [""]
-        known = all(".experts." in s and s.split(".")[-2] in EXPERT_PARTS for s in sources)
+        known = all(".experts." in s and s.split(".")[-2] in parts for s in sources)
         if not known:
             raise UnsupportedModelError(
                 f"checkpoints of model_type {kind!r} hold {sources[0]!r} in a form that is not "

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from sitsc.core.errors import ConfigError, SitscError, UnsupportedModelError
+from sitsc.frontend.checkpoint_names import experts_in_one
 from sitsc.frontend.checkpoint_types import Nested, TensorInfo
 from sitsc.frontend.config_knowledge import knowledge
 from sitsc.frontend.experts_lint import experts_shapes, is_sparse, num_experts
@@ -71,7 +72,7 @@ def family_shapes(
     A hostile config must not make us list parameters without end, so `tensors` bounds them.
     """
     layers = named["num_hidden_layers"]
-    style = family.get("experts", "qwen")
+    style = "stacked" if experts_in_one(config["model_type"]) else family.get("experts", "qwen")
     apart = named.get("n_routed_experts") or num_experts(named) if style != "stacked" else 0
     sparse = max(1, layers - (named.get("first_k_dense_replace") or 0)) if apart else layers
     at_least = sparse * (apart or 1)

@@ -17,7 +17,8 @@ import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import bind
-from sitsc.frontend.experts import experts, renamed, stacked_parameters
+from sitsc.frontend.checkpoint_names import renamed
+from sitsc.frontend.experts import experts, stacked_parameters
 from sitsc.frontend.longrope import long_frequencies, takes_long_factors
 from sitsc.frontend.masks import OWN, OWN_HINT, agreed_window, told_masks
 
@@ -176,7 +177,7 @@ def trace(config: dict[str, Any], dtype: torch.dtype, context: int = 0) -> fx.Gr
             f"{str(error).strip().splitlines()[0][:200]}",
             hint="report the architecture; nothing was written",
         ) from error
-    module = bind(program, constants, _owners(model), stacked_parameters(model))
+    module = bind(program, constants, _owners(model, constants), stacked_parameters(model))
     _check_complete(module.graph, model)
     check_tokens_apart(module.graph)
     return module
@@ -198,9 +199,16 @@ def _check_complete(graph: fx.Graph, model: Any) -> None:
         raise UnsupportedModelError("the model does not read the positions of its tokens")
 
 
-def _owners(model: Any) -> dict[str, str]:
-    """The first name of every parameter, by each of its names: tied ones have one owner."""
+def _owners(model: Any, constants: dict[str, Tensor]) -> dict[str, str]:
+    """The first name of each tensor of checkpoints, by all its names: tied ones have one owner."""
     first: dict[int, str] = {}
-    every: Any = model.named_parameters(remove_duplicate=False)
+    every = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     kind = getattr(model.config, "model_type", "")
-    return {name: renamed(first.setdefault(id(parameter), name), kind) for name, parameter in every}
+    return {
+        name: renamed(first.setdefault(id(value), name), kind)
+        for name, value in every
+        if name not in constants
+    }

@@ -22,7 +22,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Numerics, Plan, Tokens
 from sitsc.core.tiles import TileEntry, TileTable
 from sitsc.core.weights import materialise
-from sitsc.frontend.experts import renamed
+from sitsc.frontend.checkpoint_names import renamed
 from sitsc.passes import CUDA, CUDA_WIDE
 from sitsc.passes.base import Pass, PassContext
 from sitsc.passes.cuda_planner import make_cuda_plan

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sitsc.core import weight_formats, weights
+from sitsc.core.cut_weights import cut_weight
+from sitsc.core.ranges import Cut
 from sitsc.core.weights import DTYPES, TensorSlice, WeightSpec, constant_spec, materialise
 
 COLUMNS = 11
@@ -121,3 +123,23 @@ def test_weights_that_are_not_finite_cannot_be_quantised():
     spec = _spec([TensorSlice("a", 0, 4)], "int8", "n16k2")
     with pytest.raises(ValueError, match="NaN"):
         materialise(spec, lambda name, start, stop: bad[name][start:stop])
+
+
+def test_matrices_of_one_tensor_are_taken_apart():
+    """Two experts in one tensor, three rows of gate above three of up; then a cut of those."""
+    whole = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(3))
+    halves = [f"stacked {Cut(-2, (pair,), 6).word}" for pair in ((0, 3), (3, 6))]
+    sources = [TensorSlice("w", e, e + 1, half) for e in range(2) for half in halves]
+    spec = WeightSpec("w", "weight", tuple(sources), (4, 3, 5), "float32", "plain", "")
+
+    def read(name: str, start: int, stop: int) -> Tensor:
+        assert (name, stop - start) == ("w", 1)
+        return whole[start:stop]
+
+    assert spec.source_shape(sources[-1]) == whole.shape
+    assert torch.equal(materialise(spec, read), whole.view(4, 3, 5))
+    for dim, ranges in ((0, ((2, 4),)), (1, ((1, 3),)), (2, ((0, 2),))):
+        part = cut_weight(spec, dim, ranges)
+        ((start, stop),) = ranges
+        wanted = whole.view(4, 3, 5).narrow(dim, start, stop - start)
+        assert torch.equal(materialise(part, read), wanted)
