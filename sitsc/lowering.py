@@ -5,7 +5,7 @@ What `pipeline.plan_checkpoint` calls; imports transformers and the passes, so i
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "build_candidates",
     "check_checkpoint",
     "check_passes",
+    "fit_context",
     "make_plan",
     "model_facts",
     "resolve_dtypes",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _DEFAULT_CONTEXT = 8192
+_UNKNOWN_CONTEXT = 2048  # of a model that says nothing of its positions
 BUCKET = "a decode bucket"
 Generate = Callable[[Path, Callable[[float], None]], None]
 
@@ -81,8 +83,8 @@ def resolve_dtypes(config: dict[str, Any], options: CompileOptions) -> Dtypes:
 def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
     """Dimensions, vocabulary and limits. Raises OptionError for a context the model lacks."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
-    longest = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
-    if options.max_context > longest:
+    longest = _known_positions(config) or _UNKNOWN_CONTEXT
+    if options.max_context > longest and not _by_graph(checkpoint):
         raise OptionError(
             f"--max-context {options.max_context} is beyond the model's {longest} positions",
             hint=f"give {longest} at most",
@@ -100,6 +102,32 @@ def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
     sizes = {k: v for k, v in config.items() if isinstance(v, int) and not isinstance(v, bool)}
     names = config.get("architectures") or [config.get("model_type", "")]
     return ModelFacts(str(names[0]), str(config.get("model_type")), sizes, tokens)
+
+
+def _known_positions(config: dict[str, Any]) -> int:
+    """The positions that a config speaks of; 0 if it says nothing."""
+    return int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
+
+
+def _by_graph(checkpoint: Checkpoint) -> bool:
+    """Whether only an ONNX graph can tell how many positions there are."""
+    return checkpoint.program is not None and not _known_positions(checkpoint.config)
+
+
+def fit_context(
+    facts: ModelFacts, checkpoint: Checkpoint, options: CompileOptions, graph: fx.Graph
+) -> ModelFacts:
+    """The facts, with a context that fits the table of positions of an ONNX graph as traced.
+
+    Raises OptionError for one that does not.
+    """
+    if checkpoint.program is None:
+        return facts
+    positions, context = num_positions(graph), facts.tokens.max_context
+    if positions and not options.max_context and _by_graph(checkpoint):
+        context = min(positions, _DEFAULT_CONTEXT)
+    check_context(positions, options, context)
+    return replace(facts, tokens=replace(facts.tokens, max_context=context))
 
 
 def _vocabulary(tokenizer_json: bytes | None) -> int:
@@ -122,9 +150,7 @@ def trace_checkpoint(
         if checkpoint.nested is not None:
             place_weights(module.graph, checkpoint.nested)
         return module
-    module = trace_onnx(checkpoint, dtypes.torch_dtype)
-    check_context(num_positions(module.graph), options, max_context)
-    return module
+    return trace_onnx(checkpoint, dtypes.torch_dtype)
 
 
 def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:

@@ -101,8 +101,9 @@ def record_model(
     facts = lowering.model_facts(checkpoint, options)
     dtypes = lowering.resolve_dtypes(checkpoint.config, options)
     progress("trace", 0.0)
+    module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
+    facts = lowering.fit_context(facts, checkpoint, options, module.graph)
     context = facts.tokens.max_context
-    module = lowering.trace_checkpoint(checkpoint, dtypes, options, context)
     progress("passes", 0.0)
     lowering.run(module, dtypes, options, None)
     return record_of(module.graph, facts.architecture, facts.tokens.logits_width, context)

@@ -164,6 +164,7 @@ def plan_checkpoint(
         lowering.check_checkpoint(checkpoint, dtypes, options)
     progress("trace", 0.0)
     module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
+    facts = lowering.fit_context(facts, checkpoint, options, module.graph)
     progress("passes", 0.0)
     numerics = lowering.run(module, dtypes, options, dump)
     plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 import sitsc.core.ops  # noqa: F401  (registers the operators)
 from sitsc.core.errors import SitscError, UnsupportedModelError
 from sitsc.core.quiet import quiet
+from sitsc.core.weights import materialise
 from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import STEP_INPUTS, bind, drop_assertions
 from sitsc.frontend.checkpoint_types import Checkpoint
@@ -123,12 +124,25 @@ def trace_onnx(checkpoint: Checkpoint, dtype: torch.dtype) -> fx.GraphModule:
 
 
 def num_positions(graph: fx.Graph) -> int:
-    """Rows of the smallest table that is looked up by position; 0 without one."""
-    found = [0]
+    """Positions that the smallest table looked up by them holds; 0 without one."""
+    specs = {node: node.meta.get("weight") for node in graph.find_nodes(op="placeholder")}
+    constants = {
+        node: materialise(spec, _no_rows)
+        for node, spec in specs.items()
+        if spec is not None and spec.role == "constant"
+    }
+    values, found = TokenValues(graph, STEP_INPUTS, constants), [0]
     for node in graph.nodes:
         if is_call(node, "embedding") and not _reads_tokens(node.args[1]):
-            found.append(int(node.args[0].meta["val"].shape[0]))
+            rows, first = int(node.args[0].meta["val"].shape[0]), 0
+            if node.args[1] in values.known:  # some tables begin with rows of no position
+                first = max(0, int(values.compute(node.args[1], 1).flatten()[0]))
+            found.append(rows - first)
     return min(found[1:], default=0)
+
+
+def _no_rows(name: str, start: int, stop: int) -> Tensor:
+    raise KeyError(f"{name}[{start}:{stop}]")  # constants are in the graph
 
 
 def _reads_tokens(node: fx.Node) -> bool:

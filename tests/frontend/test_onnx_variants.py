@@ -8,13 +8,16 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from sitsc.core.errors import UnsupportedModelError
+from sitsc import lowering
+from sitsc.core.errors import OptionError, UnsupportedModelError
 from sitsc.core.interpret import relative_error, run_in_two, step_inputs
+from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
 from sitsc.frontend.onnx_trace import trace_onnx
 from sitsc.passes import CPU
 from sitsc.passes.base import PassContext
 from sitsc.passes.runner import run_passes
+from sitsc.pipeline import plan_checkpoint
 from tests.export.onnx_runs import Weights
 from tests.frontend.onnx_models import onnxruntime_logits
 
@@ -46,6 +49,7 @@ def _model(
     capped: Nodes = CAPPED,
     mixed: Nodes = MIXED,
     axis: int = -1,
+    rows: int = 4200,
 ) -> bytes:
     """One attention over a table and positions, of width 32."""
     nodes: Nodes = [
@@ -73,7 +77,7 @@ def _model(
         ("MatMul", ["mixed", "head"], "logits"),
     ]
     random = np.random.default_rng(0)
-    tables = {"table": (16, 32), "spots": (4200, 32), "head": (32, 16)}
+    tables = {"table": (16, 32), "spots": (rows, 32), "head": (32, 16)}
     constants = CONSTANTS | {
         n: random.standard_normal(shape).astype(np.float32) / 2 for n, shape in tables.items()
     }
@@ -175,3 +179,34 @@ def test_what_is_not_computed_that_way_is_refused(name: str, tmp_path: Path):
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         trace_onnx(checkpoint, torch.float32)
     assert "\n" not in str(caught.value)
+
+
+SHIFTED: Nodes = [("Add", ["counted", "two"], "places")]  # two rows before those of positions
+
+
+@pytest.mark.parametrize(
+    ("rows", "places", "asked", "expected"),
+    [(40, PLACES, 0, 40), (40, PLACES, 33, 33), (42, SHIFTED, 0, 40), (9000, PLACES, 0, 8192)]
+    + [(9000, PLACES, 9000, 9000), (9000, PLACES, 9001, None), (42, SHIFTED, 41, None)],
+)
+def test_the_table_of_positions_is_the_longest_context(
+    rows: int, places: Nodes, asked: int, expected: int | None, tmp_path: Path
+):
+    """Without a config.json nothing else says it."""
+    path, options = _write(tmp_path, rows=rows, places=places), CompileOptions(max_context=asked)
+    checkpoint = open_checkpoint(path)
+    graph = trace_onnx(checkpoint, torch.float32).graph
+    facts = lowering.model_facts(checkpoint, options)
+    if expected is None:
+        with pytest.raises(OptionError, match=f"a context of {asked} is beyond the graph's"):
+            lowering.fit_context(facts, checkpoint, options, graph)
+    else:
+        fitted = lowering.fit_context(facts, checkpoint, options, graph)
+        assert fitted.tokens.max_context == expected
+
+
+def test_a_config_that_promises_more_than_the_table_is_an_error(tmp_path: Path):
+    path = _write(tmp_path, rows=40)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    with pytest.raises(OptionError, match="a context of 64 is beyond the graph's 40 positions"):
+        plan_checkpoint(open_checkpoint(path), CompileOptions())
