@@ -1,7 +1,7 @@
 """Fits the cost model to measured results and writes sitsc/data/calibration/<target>.json.
 
 `python bench/calibrate.py [TARGET]` reads bench/results/<target>_<model>.json. Each parameter is
-fitted to one point of Llama-3-8B on one device; every other point of every model is the score.
+fitted to one point on one device, of Llama-3-8B where one shows it; all others are the score.
 """
 
 import json
@@ -24,13 +24,15 @@ from sitsc.passes.op_time import Cut, Device, Sizes, device_of
 from sitsc.passes.step_time import StepModel
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
 MODELS = ("llama3-8b", "llama32-1b")
-# parameter of Device → (point that it is fitted to, least, most, whether it adds time)
+# parameter of Device → (model and point that it is fitted to, least, most, whether it adds time)
 FITS = {
-    "kernel_us": ("bs1_ctx128", 0.1, 20.0, True),
-    "read_share": ("bs32_ctx1024", 0.2, 1.5, False),
-    "matmul_share": ("ttft_2048", 0.2, 1.5, False),
-    "fill_power": ("bs256_ctx512", 0.0, 3.0, True),
+    "kernel_us": ("llama3-8b", "bs1_ctx128", 0.1, 20.0, True),
+    "read_share": ("llama3-8b", "bs32_ctx1024", 0.2, 1.5, False),
+    "matmul_share": ("llama3-8b", "ttft_2048", 0.2, 1.5, False),
+    "fill_power": ("llama3-8b", "bs256_ctx512", 0.0, 3.0, True),
+    "host_us": ("llama32-1b", "ttft_512", 0.0, 50.0, True),  # 8B never waits for the host
 }
 _ROUNDS, _HALVINGS = 12, 40
 _FLOPS_PER_EXP = 256.0
@@ -51,11 +53,11 @@ def record(model: str, target: str) -> ModelRecord:
     return record_of(module.graph, model, config["vocab_size"], config["max_position_embeddings"])
 
 
-def points(target: str) -> Points:
+def points(target: str, folder: Path = RESULTS) -> Points:
     """(model, point) → sizes of its step and measured milliseconds."""
     found: Points = {}
     for model in MODELS:
-        report = json.loads((ROOT / "bench" / "results" / f"{target}_{model}.json").read_text())
+        report = json.loads((folder / f"{target}_{model}.json").read_text())
         for key, ms in report["sitsc"][model].items():
             if (sizes := step_sizes(key, report["detail"])) is not None:
                 found[model, key] = (sizes, ms)
@@ -76,12 +78,12 @@ def step_sizes(key: str, detail: dict[str, Any]) -> Sizes | None:
 def fit(device: Device, known: Points, step: Callable[[Device, str, Sizes], float]) -> Device:
     """Each parameter in turn by halving, until they agree."""
     for _ in range(_ROUNDS):
-        for name, (point, low, high, adds) in FITS.items():
-            sizes, ms = known[MODELS[0], point]
+        for name, (model, point, low, high, adds) in FITS.items():
+            sizes, ms = known[model, point]
             middle = low
             for _ in range(_HALVINGS):
                 middle = (low + high) / 2
-                more = step(replace(device, **{name: middle}), MODELS[0], sizes) > ms
+                more = step(replace(device, **{name: middle}), model, sizes) > ms
                 low, high = (low, middle) if more == adds else (middle, high)
             device = replace(device, **{name: middle})
     return device
@@ -89,34 +91,33 @@ def fit(device: Device, known: Points, step: Callable[[Device, str, Sizes], floa
 
 def parameters(device: Device, target: str, date: str) -> dict[str, Parameter]:
     """The fitted numbers with their source."""
-    units = {"kernel_seconds": "s", "read_share": "1", "matmul_share": "1", "fill_power": "1"}
-    names = {"kernel_seconds": "kernel_us"}
     found = {}
-    for name, unit in units.items():
-        field = names.get(name, name)
-        value = getattr(device, field) * (1e-6 if field == "kernel_us" else 1)
-        source = f"fitted to {MODELS[0]} {FITS[field][0]}, bench/results/{target}_*.json, {date}"
+    for field, (model, point, *_) in FITS.items():
+        value, unit, name = getattr(device, field), "1", field
+        if field.endswith("_us"):
+            value, unit, name = 1e-6 * value, "s", field.replace("_us", "_seconds")
+        source = f"fitted to {point}, bench/results/{target}_{model}.json, {date}"
         found[name] = Parameter(float(f"{value:.4g}"), unit, source)
     found["flops_per_exp"] = Parameter(_FLOPS_PER_EXP, "operations", _EXP_SOURCE)
     return found
 
 
-def calibrate(target: str) -> Calibration:
+def calibrate(target: str, folder: Path = RESULTS) -> Calibration:
     """Fit and score."""
     data: TargetData = load_target(target)
     records = {model: record(model, target) for model in MODELS}
-    known, alone = points(target), topology(1, 1, "nvlink", "nvlink")
+    known, alone = points(target, folder), topology(1, 1, "nvlink", "nvlink")
 
     def step(device: Device, model: str, sizes: Sizes) -> float:
-        return StepModel(records[model], device, alone).whole(sizes, Cut()).us / 1e3
+        return StepModel(records[model], device, alone).step_us(sizes, Cut()) / 1e3
 
     start = replace(
         device_of(data, None), read_share=0.9, matmul_share=0.9, flops_per_exp=_FLOPS_PER_EXP
     )
-    report = json.loads((ROOT / "bench" / "results" / f"{target}_{MODELS[0]}.json").read_text())
+    report = json.loads((folder / f"{target}_{MODELS[0]}.json").read_text())
     made = parameters(fit(start, known, step), target, report["date"])
     device = device_of(data, Calibration(target, made, (), 0.0, 0.0))
-    fitted = {(MODELS[0], point) for point, *_ in FITS.values()}
+    fitted = {(model, point) for model, point, *_ in FITS.values()}
     residuals = tuple(
         Residual(model, key, ms, float(f"{step(device, model, sizes):.5g}"), (model, key) in fitted)
         for (model, key), (sizes, ms) in known.items()

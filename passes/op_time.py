@@ -43,7 +43,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device's limits in SI units, resolved from its target and calibration."""
+    """One device's limits in SI units, resolved from its target and calibration.
+
+    `host_us` is what the host takes to launch a kernel where no CUDA graph does it: in prompts.
+    """
 
     read: float
     flops: dict[str, float]
@@ -52,6 +55,7 @@ class Device:
     fill_power: float
     matmul_share: float
     flops_per_exp: float
+    host_us: float
     num_sms: int
 
     @property
@@ -86,18 +90,23 @@ def device_of(data: TargetData, calibration: Calibration | None) -> Device:
         fill_power=value("fill_power", 0.0),
         matmul_share=value("matmul_share", 1.0),
         flops_per_exp=value("flops_per_exp", 0.0),
+        host_us=1e6 * value("host_seconds", 0.0),
         num_sms=data.cuda.num_sms if data.cuda is not None else 0,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Microseconds of one operator, its bytes and operations on one device, and its limit alone."""
+    """Microseconds of one operator on one device, what it moves and computes, and its limit.
+
+    `kernels` is how many are launched for it.
+    """
 
     us: float
     bytes: float
     flops: float
     limit_us: float
+    kernels: int
 
 
 def op_time(op: Op, sizes: Sizes, cut: Cut, device: Device) -> OpTime:
@@ -154,7 +163,7 @@ def _linear(op: Op, rows: int, cut: Cut, device: Device) -> OpTime:
     if device.gpu and op.glu and rows > SKINNY_TOKENS:  # the library computes the product alone
         extra, kernels = extra + 2 * rows * op.out_bytes * outputs, kernels + 1
     us = found.us + 1e6 * extra / device.read + kernels * device.kernel_us
-    return OpTime(us, found.bytes + extra, flops, found.limit_us * filled)
+    return OpTime(us, found.bytes + extra, flops, found.limit_us * filled, 1 + kernels)
 
 
 def _experts(op: Op, rows: int, cut: Cut, device: Device) -> OpTime:
@@ -191,7 +200,7 @@ def _attention(op: Op, h: Heads, sizes: Sizes, cut: Cut, device: Device) -> OpTi
     writes = sizes.tokens > sizes.sequences  # of prompts, keys and values are stored apart
     kernels = 1 + (device.gpu and (split or writes))
     us = max(read_us, compute_us) + kernels * device.kernel_us
-    return OpTime(us, moved, flops, limit)
+    return OpTime(us, moved, flops, limit, kernels)
 
 
 def _timed(
@@ -209,4 +218,5 @@ def _timed(
     read_us = 1e6 * moved / (device.read * share)
     compute_us = 1e6 * flops / (peak * (device.matmul_share if matmul else 1.0))
     us = max(read_us, compute_us) + kernels * device.kernel_us
-    return OpTime(us, moved, flops, 1e6 * max(moved / device.read, flops / peak))
+    limit_us = 1e6 * max(moved / device.read, flops / peak)
+    return OpTime(us, moved, flops, limit_us, kernels)

@@ -138,7 +138,9 @@ class Replica:
             now = min(chunk, tokens - before)
             sizes = Sizes(now, 1, 1, before)
             stages = self.stages(sizes)
-            times.append([self._exposed(i, sizes, t) for i, t in enumerate(stages)])
+            exposed = [self._exposed(i, sizes, t) for i, t in enumerate(stages)]
+            pairs = zip(stages, exposed, strict=True)
+            times.append([self.model.launched_us(t, us) for t, us in pairs])
             comm += sum(t.comm_us for t in stages)
         us = pipelined_us(times, self.send_us(min(chunk, tokens)))
         busy = sum(map(sum, times)) / (len(self.bounds) - 1) / us
@@ -173,7 +175,7 @@ class Replica:
         for before in range(0, tokens, chunk):
             now = min(chunk, tokens - before)
             for stage, t in enumerate(self.stages(Sizes(now, 1, 1, before))):
-                worst[stage] += t.us
+                worst[stage] += self.model.launched_us(t, t.us)
         return max(worst)
 
     # --- memory -------------------------------------------------------------------------------

@@ -19,11 +19,15 @@ _LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Microseconds of computing and of collectives; `reducible` is what chunks could hide."""
+    """Microseconds of computing and of collectives; `reducible` is what chunks could hide.
+
+    `launches` counts kernels and collectives.
+    """
 
     compute_us: float
     comm_us: float
     reducible_us: float = 0.0
+    launches: int = 0
 
     @property
     def us(self) -> float:
@@ -35,11 +39,15 @@ class Time:
             self.compute_us + other.compute_us,
             self.comm_us + other.comm_us,
             self.reducible_us + other.reducible_us,
+            self.launches + other.launches,
         )
 
     def times(self, count: int) -> "Time":
         """`count` of them."""
-        return Time(self.compute_us * count, self.comm_us * count, self.reducible_us * count)
+        compute, comm, reducible = (
+            count * part for part in (self.compute_us, self.comm_us, self.reducible_us)
+        )
+        return Time(compute, comm, reducible, count * self.launches)
 
 
 ZERO = Time(0.0, 0.0)
@@ -74,6 +82,15 @@ class StepModel:
         """The whole model."""
         return self.stage(0, self.record.num_layers, sizes, cut)
 
+    def step_us(self, sizes: Sizes, cut: Cut) -> float:
+        """The whole model in one step: decode by a graph, prompts as fast as the host launches."""
+        time = self.whole(sizes, cut)
+        return time.us if sizes.tokens == sizes.sequences else self.launched_us(time, time.us)
+
+    def launched_us(self, time: Time, us: float) -> float:
+        """`us`, or longer where the host cannot launch as fast."""
+        return max(us, time.launches * self.device.host_us)
+
     def _part(self, index: int, sizes: Sizes, cut: Cut) -> Time:
         key = (index, sizes, cut)
         if key not in self._parts:
@@ -88,11 +105,12 @@ class StepModel:
         return special[index] if index < 0 else self.record.classes[index]
 
     def _ops(self, ops: Iterable[Op], sizes: Sizes, cut: Cut) -> Time:
-        compute = comm = 0.0
+        compute, comm, launches = 0.0, 0.0, 0
         for op in ops:
-            compute += op_time(op, sizes, cut, self.device).us
-            comm += self.communication(op, sizes, cut)
-        return Time(compute, comm, comm)
+            time, sums = op_time(op, sizes, cut, self.device), self.communication(op, sizes, cut)
+            compute, comm = compute + time.us, comm + sums
+            launches += time.kernels + (sums > 0)
+        return Time(compute, comm, comm, launches)
 
     def communication(self, op: Op, sizes: Sizes, cut: Cut) -> float:
         """Microseconds of the collectives after an operator."""
@@ -124,7 +142,7 @@ class StepModel:
         us = 1e6 * nbytes / self.device.read + kernels * self.device.kernel_us
         cut_logits = any(op.role == VOCABULARY for op in self.record.after)
         comm = all_gather(nbytes, cut.tp, self.where).us if cut_logits else 0.0
-        return Time(us, comm)
+        return Time(us, comm, 0.0, kernels)
 
     # --- memory -------------------------------------------------------------------------------
 

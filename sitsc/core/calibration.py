@@ -45,8 +45,9 @@ class Calibration:
 
     `parameters` holds kernel_seconds (fixed cost of a kernel in a step), read_share (of the read
     ceiling, kernels on tensor cores), fill_power (of the share of multiprocessors that tiles of a
-    library product keep busy), matmul_share (of the matmul ceiling) and flops_per_exp (matmul
-    operations in the time of one exponential).
+    library product keep busy), matmul_share (of the matmul ceiling), host_seconds (the host's, to
+    launch a kernel outside of a graph) and flops_per_exp (matmul operations in the time of one
+    exponential).
     """
 
     target: str

@@ -39,7 +39,7 @@ def test_the_file_is_what_the_model_says(models):
     for r in made.residuals:
         sizes, ms = known[r.model, r.point]
         assert r.measured_ms == ms
-        predicted = models[r.model].whole(sizes, Cut()).us / 1e3
+        predicted = models[r.model].step_us(sizes, Cut()) / 1e3
         assert predicted == pytest.approx(r.predicted_ms, rel=2e-3), (r.model, r.point)
     scored = [abs(r.error) for r in made.residuals if not r.fitted]
     assert len(scored) == len(known) - len(FITS)
@@ -52,7 +52,7 @@ def test_fitted_points_are_met():
     made = load_calibration("h200")
     assert made is not None
     fitted = [r for r in made.residuals if r.fitted]
-    assert {r.point for r in fitted} == {point for point, *_ in FITS.values()}
+    assert {(r.model, r.point) for r in fitted} == {(m, p) for m, p, *_ in FITS.values()}
     assert all(abs(r.error) < 2e-3 for r in fitted)
     assert all("bench/results" in made.parameters[n].source for n in ("read_share", "fill_power"))
 
@@ -70,7 +70,7 @@ def test_measured_order_holds(models):
         report = json.loads((ROOT / "bench/results" / f"h200_{name}.json").read_text())
         known = points("h200")
         rows = [k for k in report["sitsc"][name] if (name, k) in known]
-        mine = {k: models[name].whole(known[name, k][0], Cut()).us / 1e3 for k in rows}
+        mine = {k: models[name].step_us(known[name, k][0], Cut()) for k in rows}
         for a in rows:
             for b in rows:
                 if known[name, a][1] > 1.1 * known[name, b][1]:

@@ -29,6 +29,18 @@ from sitsc.passes.workloads import Slo, Workload, read_slo, read_workload
 from tests.partition_records import record, search
 
 LOAD = Workload()
+GOLDEN = [
+    ("TP 4 × DP 2", 19.4, 1.91),
+    ("TP 4 × PP 2", 16.3, 2.02),
+    ("TP 8", 14.5, 1.81),
+    ("TP 2 × DP 4", 29.4, 2.74),
+    ("TP 2 × PP 2 × DP 2", 21.8, 2.85),
+    ("TP 2 × PP 4", 15.5, 2.95),
+    ("DP 8", 49.9, 4.43),
+    ("PP 2 × DP 4", 34.9, 4.54),
+    ("PP 4 × DP 2", 24.0, 4.73),
+    ("PP 8", 17.1, 5.31),
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +130,14 @@ def test_one_rank_has_no_communication(llama):
     assert llama.model.whole(Sizes(8, 8, 8, 100), Cut()).comm_us == 0
 
 
-def test_golden_table(llama, golden):
-    """Ranks and figures of a preset, as committed results and links make them."""
-    found = llama.run(8, LOAD, Slo())
-    lines = [f"{c.partition.text():20} {c.ttft_ms:7.1f} {c.tpot_ms:7.2f}" for c in found.ranked]
-    golden("partition_llama3-8b_h200_8.txt", "\n".join(lines) + "\n")
+def test_golden_table(llama):
+    """Ranks and figures of a preset with fixed shares: changes when a formula does."""
+    shares = {"kernel_us": 2.0, "read_share": 0.9, "matmul_share": 0.85, "fill_power": 0.5}
+    device = replace(llama.machine.device, host_us=20.0, flops_per_exp=256.0, **shares)
+    fixed = Search(llama.record, replace(llama.machine, device=device))
+    found = fixed.run(8, LOAD, Slo())
+    table = [(c.partition.text(), round(c.ttft_ms, 1), round(c.tpot_ms, 2)) for c in found.ranked]
+    assert table == GOLDEN
 
 
 def test_two_devices_reach_what_was_asked(llama):
