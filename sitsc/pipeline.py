@@ -24,6 +24,7 @@ from sitsc.core.reference import write_reference
 from sitsc.core.tiles import TileTable
 from sitsc.core.tuning import TuneSet
 from sitsc.frontend import onnx_lint
+from sitsc.frontend.allowed import check_allowed
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
 from sitsc.frontend.encoder_lint import lint_encoder
@@ -68,6 +69,7 @@ def compile_model(
     with ArtifactWriter(Path(out)) as writer:
         checkpoint = open_checkpoint(model)
         if is_encoder(checkpoint):
+            check_allowed(checkpoint, frozenset(options.allow_unknown_keys))
             write_tokenizer(checkpoint, writer)
             return _compile_encoder(checkpoint, writer, options, progress, dump)
         checkpoint = inspect(model, options, warn)
@@ -101,9 +103,10 @@ def inspect(
 ) -> Checkpoint:
     """Open the checkpoint by its headers and refuse what the compiler does not understand."""
     checkpoint = open_checkpoint(model)
+    allow = frozenset(options.allow_unknown_keys)
+    check_allowed(checkpoint, allow)
     if checkpoint.program is not None:  # an ONNX graph says itself what it computes
         return checkpoint
-    allow = frozenset(options.allow_unknown_keys)
     for text in check_model(checkpoint, allow, options.dtype):
         warn(text)
     for text in longrope_warnings(checkpoint.config, options.max_context):
@@ -132,6 +135,7 @@ def lint_model(
         if not onnx_lint.is_onnx(model):
             raise
         return onnx_lint.refused(model, error)
+    check_allowed(checkpoint, frozenset(allow))
     unread = {"dtype": dtype != "auto", "weights": read_weights}
     if checkpoint.program is not None or is_encoder(checkpoint):
         if given := [name for name, value in unread.items() if value]:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sitsc import export_onnx
-from sitsc.core.errors import ArtifactError, CheckpointError, ConfigError, RequestError
+from sitsc.core.errors import (
+    ArtifactError,
+    CheckpointError,
+    ConfigError,
+    OptionError,
+    RequestError,
+)
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
 from sitsc.frontend.encoder import load_encoder, read_pooling
@@ -176,6 +182,9 @@ def test_an_unknown_key_is_an_error(bert: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="new_scaling"):
         load_encoder(open_checkpoint(tmp_path), frozenset())
+    assert lint_model(tmp_path, ("new_scaling",)).ok
+    with pytest.raises(OptionError, match=r"'old_scaling' is no key.*unknown: new_scaling"):
+        lint_model(tmp_path, ("old_scaling",))
 
 
 def test_lint_tells_every_key_and_tensor(bert: Path, tmp_path: Path):

@@ -42,6 +42,33 @@ def test_every_finding_has_its_line(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "rope_theta" in error
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ood", "'ood' is no key of the model — unknown: odd, quantization_config"),
+        ("vocab_size", "'vocab_size' is consumed, not unknown — unknown: odd, quant"),
+        ("rope_scaling.ood", "'rope_scaling.ood' is no key of the model"),
+    ],
+)
+def test_a_name_that_lets_nothing_pass_is_an_error(name: str, why: str, tmp_path: Path, capfd):
+    root = write(tmp_path, odd=1, quantization_config={"bits": 4})
+    call(capfd, "lint", root, "--allow-unknown-key", name).refused(2, why)
+    options = ("-o", tmp_path / "out", "--no-pack", "--allow-unknown-key", name)
+    call(capfd, "compile", root, *options).refused(2, why)
+
+
+def test_names_of_keys_within_a_key(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0, "odd": 1}
+    root = write(tmp_path, rope_parameters=scaling, rope_theta=None)
+    assert "'rope_parameters.odd' = 1" in call(capfd, "lint", root).out
+    assert call(capfd, "lint", root, "--allow-unknown-key", "rope_parameters.odd").code == 0
+
+
+def test_no_unknown_key_at_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    done = call(capfd, "lint", write(tmp_path), "--allow-unknown-key", "x")
+    done.refused(2, "'x' is no key of the model", "every key is known: leave it out")
+
+
 def test_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     done = call(capfd, "lint", write(tmp_path, odd=1), "--json")
     value = json.loads(done.out)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from sitsc.pipeline import lint_model
+from sitsc.core.errors import OptionError
+from sitsc.core.options import CompileOptions
+from sitsc.pipeline import inspect, lint_model
 from tests.commands.command_line import call
 from tests.frontend.onnx_files import masked_decoder, outside, small_decoder, tensor
 
@@ -70,3 +72,11 @@ def test_an_encoder_with_an_unknown_input(tmp_path: Path):
     report = lint_model(_write(tmp_path, model))
     assert [f.level for f in report.findings] == ["error"]
     assert "'pixel_values' is not known" in report.findings[0].what
+
+
+def test_no_key_can_be_let_pass_where_the_graph_says_all(tmp_path: Path):
+    path = _write(tmp_path, small_decoder(), odd=1)
+    with pytest.raises(OptionError, match="--allow-unknown-key: no key beside an ONNX graph"):
+        lint_model(path, ("odd",))
+    with pytest.raises(OptionError, match="no key beside an ONNX graph"):
+        inspect(path, CompileOptions(allow_unknown_keys=("odd",)))
