@@ -95,7 +95,19 @@ def test_check_sees_damage() -> None:
     ):
         pool = PagePool(4, 2)
         pool.allocate(1, 3)
+        pool.allocate(2, 2)
+        pool.free(2)  # a page that came back
         pool.check()
         damage(pool)
         with pytest.raises(PageAccountingError):
             pool.check()
+
+
+def test_pages_that_came_back_go_out_first() -> None:
+    pool = PagePool(1 << 40, 2)  # a pool of any size costs nothing until it is used
+    assert pool.allocate(1, 4) == [0, 1]
+    assert pool.allocate(2, 3) == [2, 3]
+    pool.free(1)
+    assert pool.num_free == (1 << 40) - 2
+    assert pool.allocate(3, 6) == [0, 1, 4]
+    pool.check()

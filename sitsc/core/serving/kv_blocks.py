@@ -16,21 +16,24 @@ class _Sequence:
 
 
 class PagePool:
-    """`num_pages` pages of `page_tokens` tokens; each operation costs O(1) a page moved."""
+    """`num_pages` pages of `page_tokens` tokens; each operation costs O(1) a page moved.
+
+    Page 0 goes out first; a pool of any size begins with nothing.
+    """
 
     def __init__(self, num_pages: int, page_tokens: int) -> None:
         for name, value in (("num_pages", num_pages), ("page_tokens", page_tokens)):
             if value < 1:
                 raise OptionError(f"{name}={value} is not allowed", hint=f"{name} must be ≥ 1")
         self.num_pages, self.page_tokens = num_pages, page_tokens
-        self._free = list(range(num_pages - 1, -1, -1))  # used as a stack: page 0 goes out first
-        self._owners = [0] * num_pages
+        self._owners: list[int] = []  # of the pages that were ever given out, from page 0 on
+        self._free: list[int] = []  # those of them that came back; a stack
         self._sequences: dict[int, _Sequence] = {}
 
     @property
     def num_free(self) -> int:
         """Pages that no sequence owns."""
-        return len(self._free)
+        return self.num_pages - len(self._owners) + len(self._free)
 
     @property
     def capacity_tokens(self) -> int:
@@ -63,12 +66,10 @@ class PagePool:
         sequence = self._find(sequence_id)
         length = sequence.num_tokens + num_tokens
         missing = -(-length // self.page_tokens) - len(sequence.table)
-        if missing > len(self._free):
-            raise OutOfPagesError(f"{missing} KV pages are needed, {len(self._free)} are free")
+        if missing > self.num_free:
+            raise OutOfPagesError(f"{missing} KV pages are needed, {self.num_free} are free")
         for _ in range(missing):
-            page = self._free.pop()
-            self._owners[page] += 1
-            sequence.table.append(page)
+            sequence.table.append(self._take())
         sequence.num_tokens = length
         return sequence.table
 
@@ -91,7 +92,7 @@ class PagePool:
 
     def check(self) -> None:
         """Raise `PageAccountingError` unless every page is free once or owned as counted."""
-        owners = [0] * self.num_pages
+        owners = [0] * len(self._owners)
         for sequence_id, sequence in self._sequences.items():
             if len(sequence.table) != self.pages_for(sequence.num_tokens):
                 raise PageAccountingError(
@@ -100,11 +101,22 @@ class PagePool:
                 )
             for page in sequence.table:
                 owners[page] += 1
+        if len(owners) > self.num_pages:
+            raise PageAccountingError("more pages were given out than there are")
         if owners != self._owners or any(count > 1 for count in owners):
             raise PageAccountingError("a page is owned twice, or its owner count is wrong")
         free = sorted(self._free)
         if free != [page for page, count in enumerate(owners) if count == 0]:
             raise PageAccountingError("the free list is not the set of pages without an owner")
+
+    def _take(self) -> int:
+        """A page that came back last, or the first that was never given out."""
+        if not self._free:
+            self._owners.append(1)
+            return len(self._owners) - 1
+        page = self._free.pop()
+        self._owners[page] += 1
+        return page
 
     def _find(self, sequence_id: int) -> _Sequence:
         sequence = self._sequences.get(sequence_id)
