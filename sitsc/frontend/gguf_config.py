@@ -1,8 +1,7 @@
 """GGUF metadata to a Hugging Face style config and tensor names, for the architectures we read.
 
 In: `GgufHeader`. Out: config dict (the family's keys) and HF name → GGUF tensor. A metadata key
-of the architecture that is not understood goes into the config under its own name, so that the
-config check refuses it.
+that is not understood goes into the config under its own name, so that the config check refuses it.
 """
 
 import math
@@ -22,6 +21,7 @@ from sitsc.frontend.gguf_families import (
 from sitsc.frontend.gguf_header import GgufHeader, GgufTensor
 from sitsc.frontend.gguf_keys import expert_keys, number_keys, pattern_keys
 from sitsc.frontend.gguf_metadata import Metadata, shortest
+from sitsc.frontend.gguf_other_keys import check_vocabulary, other_keys
 from sitsc.frontend.safe_files import shown
 
 LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
@@ -101,7 +101,7 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
         "head_dim": head_dim,
         "max_position_embeddings": m.get("context_length", int),
         "rms_norm_eps": m.get("attention.layer_norm_rms_epsilon", float),
-        "vocab_size": _vocab_size(metadata, tensors),
+        "vocab_size": _vocab_size(metadata, tensors, m.arch),
         "rope_theta": m.get("rope.freq_base", float, 10000.0),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
     }
@@ -123,7 +123,7 @@ def hf_config(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> dict[
             config[key] = value
     if SHORT_FACTORS in family.factors:
         config |= _original_context(m, config)
-    return config | m.unknown()
+    return config | m.unknown() | other_keys(metadata, m.arch)
 
 
 def _rotary(m: Metadata, head_dim: int, family: GgufFamily) -> dict[str, Any]:
@@ -179,13 +179,14 @@ def longrope_scaling(
     return {"rope_scaling": {"type": "longrope", "short_factor": shorts, "long_factor": longs}}
 
 
-def _vocab_size(metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> int:
+def _vocab_size(metadata: dict[str, Any], tensors: dict[str, GgufTensor], arch: str) -> int:
     tokens = metadata.get("tokenizer.ggml.tokens")
     num_tokens = len(tokens) if isinstance(tokens, list) else 0
     embedding = tensors.get("model.embed_tokens.weight")
     num_rows = embedding.info.shape[0] if embedding else num_tokens
     if num_tokens > num_rows or not num_rows:
         raise CheckpointError(f"{num_tokens} tokens, but an embedding of {num_rows} rows")
+    check_vocabulary(metadata, arch, num_rows)
     return num_rows
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from sitsc.core.errors import CheckpointError, SitscError, UnsupportedModelError
 from sitsc.frontend.checkpoint import open_checkpoint
+from sitsc.pipeline import lint_model
 from tests.frontend.checkpoint_files import gguf_tensors, llama_metadata, write_gguf
 
 METADATA = {
@@ -170,3 +171,40 @@ def test_a_file_cut_in_its_data_is_refused(tmp_path: Path):
     path.write_bytes(raw[: -len(raw) // 3])
     with pytest.raises(SitscError, match="tensors need"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("general.mystery", 1), ("general.base_model.0.weights", "x"), ("qwen2.rope.freq_base", 1e6)]
+    + [("llama.attention.mystery", 2), ("adapter.type", "lora"), ("tokenizer.ggml.mystery", True)]
+    + [("tokenizer.ggml.add_eos_token", True), ("mystery", 1)],
+)
+def test_keys_that_nobody_knows_are_told(key: str, value: object, tmp_path: Path):
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(**{key: value}))
+    (finding,) = lint_model(path).findings
+    assert finding.level == "error" and f"unknown key '{key}'" in finding.what
+    assert lint_model(path, (key,)).ok
+
+
+def test_keys_that_change_nothing(tmp_path: Path):
+    inert = {"general.name": "m", "general.sampling.top_k": 3, "general.base_model.0.url": "x"}
+    inert |= {"tokenizer.ggml.add_eos_token": False, "tokenizer.ggml.fim_pre_token_id": 1}
+    inert |= {"split.count": 1, "quantize.imatrix.file": "f", "general.languages": ["en"]}
+    inert |= {"llama.vocab_size": 262, "general.type": "model"}
+    assert lint_model(write_gguf(tmp_path / "m.gguf", llama_metadata(**inert))).ok
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "message"),
+    [
+        ("llama.vocab_size", 261, CheckpointError, "vocab_size is 261, but the embedding has 262"),
+        ("llama.vocab_size", "262", CheckpointError, "vocab_size is '262', but the embedding"),
+        ("split.count", 2, UnsupportedModelError, "the file is one of 2 parts"),
+        ("general.type", "adapter", UnsupportedModelError, "the file is no model but 'adapter'"),
+    ],
+)
+def test_files_that_contradict_themselves_or_are_no_model(
+    key: str, value: object, kind: type[SitscError], message: str, tmp_path: Path
+):
+    with pytest.raises(kind, match=message):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", llama_metadata(**{key: value})))
