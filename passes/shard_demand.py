@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 
 from sitsc.core.ranges import Ranges, elements, ranges_of
 from sitsc.passes.fxutil import Node, arguments, calls, is_op, weight_of
-from sitsc.passes.shard_layout import even, kv_heads
+from sitsc.passes.shard_layout import even, kv_heads, vocabulary
 from sitsc.passes.shard_names import COMPLEX, ELEMENTWISE, LINEAR, VIEWS, sizes_of
 
 _ROW_WISE = ("rms_norm", "layer_norm", "native_layer_norm", "rope")
@@ -206,7 +206,7 @@ def _logits(graph: fx.Graph, found: Demands) -> None:
         node, column = found.of_source(int(flat[0]))
         whole = is_linear(node) and len(flat) == sizes_of(node)[-1]
         if whole and column == 0 and bool((flat.diff() == 1).all()) and node not in found.columns:
-            found.columns[node] = even(len(flat), found.parts)
+            found.columns[node] = vocabulary(len(flat), found.parts)
 
 
 def _unknown(node: Node) -> Tensor:

@@ -54,6 +54,15 @@ def even(size: int, parts: int) -> tuple[Ranges, ...]:
     return tuple(((index * each, (index + 1) * each),) for index in range(parts))
 
 
+def vocabulary(size: int, parts: int) -> tuple[Ranges, ...]:
+    """Equal ranges of rows of a table or a head, padded where they are not; to whole blocks of 16.
+
+    Small ones are padded by as little as can be, so that no rank has all rows.
+    """
+    blocks = 1 if size % parts == 0 or size < 32 * parts else 16 * parts
+    return even(-(-size // blocks) * blocks, parts)
+
+
 def kv_heads(heads: int, parts: int) -> tuple[Ranges, ...]:
     """The KV heads of each rank: equal ranges, or one each, repeated, where there are fewer."""
     if heads % parts == 0:

@@ -21,7 +21,7 @@ from sitsc.passes.fxutil import (
     weight_of,
 )
 from sitsc.passes.shard_demand import linear_input, linear_weight
-from sitsc.passes.shard_layout import Layout, Partial, Sharded, even, kv_heads, merged
+from sitsc.passes.shard_layout import Layout, Partial, Sharded, even, kv_heads, merged, vocabulary
 from sitsc.passes.shard_names import sizes_of
 from sitsc.passes.shard_values import Values, is_parameter
 
@@ -238,7 +238,7 @@ def embedding(values: Values, node: Node, columns: Any) -> Layout:
     spec = weight_of(table)
     if spec is None or spec.role != "weight" or not _of_tokens(ids):
         return values.plain(node)
-    held = even(spec.shape[0], values.tp)
+    held = vocabulary(spec.shape[0], values.tp)
     rows = held[0][0][1]
     emit = values.emit
     first = emit(aten.mul.Tensor, (values.rank(), rows))

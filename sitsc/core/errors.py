@@ -71,6 +71,12 @@ class MemoryPlanError(SitscError):
     """The plan does not fit the memory of the target."""
 
 
+class RankError(SitscError):
+    """A process among several is lost, or is not one of those that belong together."""
+
+    exit_code = 1
+
+
 class PartitionError(SitscError):
     """A model cannot be cut among ranks as asked."""
 

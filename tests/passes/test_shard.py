@@ -1,5 +1,6 @@
 """Sharding of every family: ranks together compute what one does, with as few operators."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from compiled_families import FAMILIES
 from sharding import COLLECTIVES, CONTEXT, LOOKUP, Model, op_counts
 
+from sitsc.core.errors import PartitionError
 from sitsc.core.interpret import relative_error
 from sitsc.core.parallel import Partition, check_partition
 from sitsc.core.printer import print_graph
-from sitsc.passes import CPU_INT8, FUSED
+from sitsc.passes import CPU, CPU_INT8, FUSED
+from sitsc.passes.for_rank import stage_graphs
 from sitsc.passes.fxutil import calls
 from sitsc.passes.shard import Shard, gathers, held_whole
 from sitsc.passes.shard_facts import divisible
@@ -20,12 +23,15 @@ TOLERANCE = 1e-5
 WHOLE = ("gate", "shared_expert_gate", "q_a_proj", "kv_a_proj_with_mqa", "wpe")
 WHOLE += ("q_a_proj+kv_a_proj_with_mqa", "router", "gate+shared_expert_gate")
 EXPERTS = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3")
-PARTITIONS = (Partition(tp=2), Partition(pp=2), Partition(tp=2, pp=2), Partition(tp=4))
+PARTITIONS = (Partition(tp=2), Partition(pp=2), Partition(tp=2, pp=2))
+# More ranks than KV heads: of each form of heads one.
+REPEATED = ("llama", "gemma2", "phi3", "gpt_neox", "olmo2", "cohere", "deepseek_v3", "gpt_oss")
 OF_EXPERTS = (Partition(tp=2, ep=2), Partition(tp=4, ep=2), Partition(tp=4, ep=4, pp=2))
 
 
 def _partitions(family: str) -> tuple[Partition, ...]:
-    return PARTITIONS + (OF_EXPERTS if family in EXPERTS else ())
+    more = (Partition(tp=4),) if family in REPEATED else ()
+    return PARTITIONS + more + (OF_EXPERTS if family in EXPERTS else ())
 
 
 # Families that differ from one of the others in their tables of rotation alone.
@@ -72,7 +78,7 @@ def _has_few_collectives(graph: Any, family: str) -> None:
     assert (counts["all_reduce"], counts["all_gather"]) == (2 * layer + 1, 1)
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "gemma2", "gpt_neox", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama_biased", "gpt2", "deepseek_v3"])
 def test_passes_of_gpus_after_sharding(family: str, traced: Any):
     """Without the passes that only the CPU has; also where a weight lies [columns, rows]."""
     model = Model(traced(FAMILIES[family], "float32"), FUSED)
@@ -114,6 +120,18 @@ def test_an_operator_without_a_rule_reads_whole_values(traced: Any):
     assert gathers(stage) == ("model.layers.0.self_attn: aten.cumsum",)
     parts = ("self_attn.o_proj", "mlp.gate_proj+up_proj", "mlp.down_proj")
     assert sorted(held_whole(stage)) == sorted(f"model.layers.0.{p}.weight" for p in parts)
+
+
+def test_the_graphs_of_all_stages(traced: Any, tmp_path: Path):
+    """As a compile makes them: verified after every pass, with texts on demand."""
+    model = Model(traced(FAMILIES["mixtral"], "float32"))
+    module, partition = traced(FAMILIES["mixtral"], "float32"), Partition(tp=2, pp=2, ep=2)
+    found = stage_graphs(module, CPU, partition, (0, 1, 2), CONTEXT, tmp_path)
+    stages = [part.graph for part in found]
+    assert relative_error(model.result(stages, 2), model.wanted) < TOLERANCE
+    assert "all_reduce" in next(tmp_path.glob("stage_1/*_shard.txt")).read_text()
+    with pytest.raises(PartitionError, match="EP 2 must divide TP 1"):
+        stage_graphs(traced(FAMILIES["mixtral"], "float32"), CPU, Partition(ep=2), (0, 2), CONTEXT)
 
 
 def test_a_sharded_graph_stays_as_it_is(traced: Any):

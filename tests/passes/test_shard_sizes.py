@@ -56,10 +56,10 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, token_ids: Tensor, position_ids: Tensor, logit_rows: Tensor) -> Tensor:
-        x = self.embed(token_ids)
+        x = self.embed(token_ids) + 0 * position_ids[:, None]
         for layer in self.layers:
             x = layer(x)
-        return self.head(x[logit_rows]) + 0 * position_ids[:1, None]
+        return self.head(x[logit_rows])
 
 
 def _valid(heads: int, kv: int, inter: int) -> list[int]:
@@ -67,12 +67,12 @@ def _valid(heads: int, kv: int, inter: int) -> list[int]:
     return [t for t in range(1, heads + 1) if fits(t)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     kv=st.integers(1, 4),
     group=st.integers(1, 4),
     inter=st.sampled_from([6, 12, 16, 24]),
-    vocabulary=st.integers(5, 40),
+    vocabulary=st.integers(5, 200),
     tp=st.integers(2, 6),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
@@ -94,7 +94,7 @@ def test_sizes(kv: int, group: int, inter: int, vocabulary: int, tp: int, flags:
         return
     (stage,) = model.stages(Partition(tp=tp))
     assert relative_error(model.result([stage], tp), model.wanted) < 1e-5
-    assert op_counts(stage)[COLLECTIVES[0]] == 3
+    assert [op_counts(stage)[name] for name in COLLECTIVES] == [3, 1]
     assert not gathers(stage)
 
 

@@ -5,7 +5,8 @@ With torch.distributed running, pieces travel through the process group that `us
 (the whole world by default); alone, a rank is the only one of its group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,11 +15,17 @@ from torch import distributed as dist
 
 TP = "tp"
 _GROUPS: dict[str, Any] = {}
+_WAITING: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
 
 
 def use_group(name: str, group: Any) -> None:
     """Let collectives of the group `name` travel through a process group; None: the world."""
     _GROUPS[name] = group
+
+
+def use_waiting(waiting: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let collectives wait for other ranks inside of `waiting()`."""
+    _WAITING[0] = waiting
 
 
 def sum_of_ranks(parts: Sequence[Tensor], residual: Tensor | None) -> Tensor:
@@ -37,7 +44,8 @@ def _pieces(x: Tensor, group: str) -> list[Tensor]:
         return [x]
     known = _GROUPS.get(group)
     found = [torch.empty_like(x) for _ in range(dist.get_world_size(known))]
-    dist.all_gather(found, x, group=known)
+    with _WAITING[0]():
+        dist.all_gather(found, x, group=known)
     return found
 
 
