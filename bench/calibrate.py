@@ -19,8 +19,9 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.records import to_value
 from sitsc.models.presets import preset
 from sitsc.passes.collectives import topology
-from sitsc.passes.model_record import ModelRecord, record_of
+from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Cut, Device, Sizes, device_of
+from sitsc.passes.record_maker import record_of
 from sitsc.passes.step_time import StepModel
 
 ROOT = Path(__file__).parent.parent

@@ -7,11 +7,11 @@ remembered for each cut and size. A stage is layers [first, last) of the model.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sitsc.passes.collectives import NOTHING, Topology, all_gather, all_reduce, all_to_all
-from sitsc.passes.model_record import EMBEDDING, EXPERTS, ModelRecord, Op
+from sitsc.passes.collectives import Topology, all_gather, all_reduce, all_to_all
+from sitsc.passes.model_record import EXPERTS, ModelRecord, Op
 from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
 from sitsc.passes.tp_roles import EXPERTS as BY_EXPERTS
-from sitsc.passes.tp_roles import ROW, VOCABULARY
+from sitsc.passes.tp_roles import VOCABULARY
 
 _SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
 _LOGIT_BYTES = 4
@@ -115,11 +115,10 @@ class StepModel:
     def communication(self, op: Op, sizes: Sizes, cut: Cut) -> float:
         """Microseconds of the collectives after an operator."""
         rows = sizes.tokens if op.rows == "tokens" else sizes.rows
-        sums = op.role == ROW or (op.kind == EMBEDDING and op.role == VOCABULARY)
         nbytes, ranks = float(rows * op.reduced_bytes), cut.tp
-        if op.kind == EXPERTS and op.role == BY_EXPERTS and op.experts is not None:
+        if op.kind == EXPERTS and op.role == BY_EXPERTS and op.reduced_bytes:
             return self._experts(op, rows, cut)
-        return all_reduce(nbytes, ranks, self.where).us if sums else NOTHING.us
+        return all_reduce(nbytes, ranks, self.where).us
 
     def _experts(self, op: Op, rows: int, cut: Cut) -> float:
         """Partial sums of all ranks, or tokens sent to their experts and back: the faster.

@@ -42,7 +42,7 @@ class _Roles:
 
     def _role(self, node: Node) -> str:
         if is_op(node, "packed_embedding", "embedding"):
-            return VOCABULARY
+            return VOCABULARY if _of_tokens(node) else WHOLE
         if is_op(node, "paged_attention"):
             return HEADS
         if is_op(node, "moe"):
@@ -96,3 +96,15 @@ class _Roles:
         if is_op(user, *_ANCHORS):
             return frozenset({(user, "other")})
         return self._reach(user)
+
+
+def _of_tokens(node: Node) -> bool:
+    """Whether an embedding is of token ids, and not of positions or types."""
+    ends = list(node.all_input_nodes)
+    while ends:
+        one = ends.pop()
+        if one.meta.get("input") == "token_ids":
+            return True
+        if one.op == "call_function":
+            ends += list(one.all_input_nodes)
+    return False

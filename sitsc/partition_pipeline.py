@@ -14,7 +14,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Parallel
 from sitsc.core.records import to_value
 from sitsc.passes.collectives import Topology, topology
-from sitsc.passes.model_record import ModelRecord, record_of
+from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Sizes
 from sitsc.passes.partition import Candidate, Found, Load, Search, machine
 from sitsc.passes.partition_report import (
@@ -28,6 +28,7 @@ from sitsc.passes.partition_report import (
     pareto,
     points,
 )
+from sitsc.passes.record_maker import record_of
 from sitsc.passes.workloads import Slo, Workload, read_slo, read_workload
 from sitsc.pipeline import Progress, inspect
 

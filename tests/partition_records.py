@@ -13,8 +13,9 @@ from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.models.presets import preset
 from sitsc.passes.collectives import topology
-from sitsc.passes.model_record import ModelRecord, record_of
+from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Search, machine
+from sitsc.passes.record_maker import record_of
 
 GRAPH_CONTEXT = 8192
 
