@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sitsc import export_onnx
@@ -17,6 +18,7 @@ from sitsc.core.errors import (
     ConfigError,
     OptionError,
     RequestError,
+    UnsupportedModelError,
 )
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
@@ -205,6 +207,19 @@ def test_lint_tells_every_key_and_tensor(bert: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     unused = [f.what for f in lint_model(tmp_path).findings]
     assert len(unused) == 16 and all("has no use" in what for what in unused)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
+def test_weights_of_another_kind_are_refused(dtype: torch.dtype, bert: Path, tmp_path: Path):
+    for file in bert.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    save_file(tensors | {name: tensors[name].to(dtype)}, tmp_path / "model.safetensors")
+    (finding,) = lint_model(tmp_path).findings
+    assert finding.level == "error" and "query.weight is stored as" in finding.what
+    with pytest.raises(UnsupportedModelError, match=r"query\.weight is stored as"):
+        compile_model(tmp_path, tmp_path / "out", CompileOptions())
 
 
 def test_minilm_has_the_vectors_of_transformers(tmp_path: Path):

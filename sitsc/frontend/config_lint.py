@@ -161,6 +161,9 @@ def _check_heads(config: dict[str, Any], family: dict[str, Any]) -> None:
         raise bad_value("num_key_value_heads", None, "this family has no safe default")
     if heads % (kv_heads or heads):
         raise bad_value("num_key_value_heads", kv_heads, f"it must divide the {heads} query heads")
+    if config.get("kv_lora_rank") and kv_heads not in (None, heads):
+        hint = f"latent attention has a key for each of the {heads} query heads: give that number"
+        raise bad_value("num_key_value_heads", kv_heads, hint)
     own = config.get("head_dim") or family.get("head_dim") or config.get("v_head_dim")
     if own is None and config["hidden_size"] % heads:
         raise bad_value("hidden_size", config["hidden_size"], f"{heads} heads do not divide it")

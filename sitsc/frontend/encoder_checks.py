@@ -14,6 +14,7 @@ from sitsc.core.errors import CheckpointError, ConfigError, SitscError, Unsuppor
 from sitsc.frontend.checkpoint_types import Checkpoint
 from sitsc.frontend.config_knowledge import knowledge, refuse_unknown
 from sitsc.frontend.safe_files import shown
+from sitsc.frontend.tensor_lint import kind_problems
 
 # The one value of a key of transformers that is computed.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -99,6 +100,8 @@ def tensor_uses(
         if name not in own or checkpoint.tensors[own[name]].shape != shape:
             what = f"tensor {name} of shape {list(shape)} is not in the checkpoint"
             errors.append(CheckpointError(what, where=checkpoint.root.name))
+        else:
+            errors += kind_problems(checkpoint.tensors[own[name]])
     for name, stored in own.items():
         if name in wanted:
             continue

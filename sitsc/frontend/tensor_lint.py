@@ -23,7 +23,10 @@ Shapes = dict[str, tuple[int, ...]]
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 HEADS = (LM_HEAD, "embed_out.weight")
 LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
-NOT_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F8_E4M3", "F8_E5M2")
+NOT_WEIGHTS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F64") + (
+    "F8_E4M3",
+    "F8_E5M2",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +201,19 @@ def _ignored() -> dict[str, re.Pattern[str]]:
     }
 
 
+def kind_problems(info: TensorInfo) -> list[SitscError]:
+    """An error for a tensor whose stored type is none of weights."""
+    if info.dtype not in NOT_WEIGHTS:
+        return []
+    hint = "quantised checkpoints are not read yet; give one in BF16, F16 or F32"
+    if info.dtype == "F64":  # rounding could make infinities of its numbers, unseen
+        hint = "store it in float32: model.float().save_pretrained(folder)"
+    return [UnsupportedModelError(f"{info.name} is stored as {info.dtype}", hint=hint)]
+
+
 def _tensor_problems(info: TensorInfo, shape: tuple[int, ...]) -> list[SitscError]:
-    if info.dtype in NOT_WEIGHTS:
-        return [
-            UnsupportedModelError(
-                f"{info.name} is stored as {info.dtype}",
-                hint="quantised checkpoints are not read yet; give one in BF16, F16 or F32",
-            )
-        ]
+    if problems := kind_problems(info):
+        return problems
     if info.shape != shape:
         key = "head_dim" if "_proj" in info.name and "self_attn" in info.name else "config.json"
         return [

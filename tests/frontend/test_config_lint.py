@@ -11,6 +11,7 @@ from sitsc.frontend.checkpoint_types import TensorInfo
 from sitsc.frontend.config_lint import lint_config, lint_tensors, supported_models
 from sitsc.models.parameters import parameter_shapes
 from sitsc.models.presets import PRESETS, preset
+from tests.compiled_families import FAMILIES
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -69,6 +70,8 @@ def reference(family: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if family in NO_HEAD_DIM:
         del sizes["head_dim"]
+    if family == "deepseek_v3":  # a key for each query head
+        sizes["num_key_value_heads"] = 4
     config = AutoConfig.for_model(family, **sizes, **EXPERTS.get(family, {}))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -288,9 +291,17 @@ def test_saved_rotary_buffers_are_ignored_by_name():
     assert result.ignored == (name,)
 
 
+def test_latent_attention_has_a_key_for_each_query_head():
+    lint_config(FAMILIES["deepseek_v3"])
+    with pytest.raises(ConfigError, match=r"num_key_value_heads = 2 .*the 4 query heads"):
+        lint_config(FAMILIES["deepseek_v3"] | {"num_key_value_heads": 2})
+
+
 def test_quantised_tensors_are_refused():
-    with pytest.raises(UnsupportedModelError, match="stored as I8"):
+    with pytest.raises(UnsupportedModelError, match=r"stored as I8.*quantised"):
         lint_tensors(tiny(), infos(parameter_shapes(tiny()), "I8"))
+    with pytest.raises(UnsupportedModelError, match=r"stored as F64.*store it in float32"):
+        lint_tensors(tiny(), infos(parameter_shapes(tiny()), "F64"))
 
 
 def test_head_dim_decides_the_shapes_not_the_hidden_size():
