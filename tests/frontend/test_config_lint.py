@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sitsc.core.errors import ConfigError, UnsupportedModelError
+from sitsc.frontend.checkpoint_names import renamed
 from sitsc.frontend.checkpoint_types import TensorInfo
 from sitsc.frontend.config_lint import lint_config, lint_tensors, supported_models
 from sitsc.models.parameters import parameter_shapes
@@ -105,12 +106,9 @@ def test_presets_pass(name: str):
 def test_what_transformers_writes_passes_and_its_tensors_are_expected(family: str):
     config, shapes = reference(family)
     lint_config(config)
-    if family == "gpt_neox":
-        shapes = {n.replace("lm_head", "embed_out"): s for n, s in shapes.items()}
+    shapes = {renamed(name, family): shape for name, shape in shapes.items()}
     if family in EXPERTS and family != "gpt_oss":  # experts are apart on disk, stacked in memory
-        shapes = {n: s for n, s in shapes.items() if ".mlp.experts." not in n}
-        if family == "mixtral":
-            shapes = {n.replace(".mlp.", ".block_sparse_moe."): s for n, s in shapes.items()}
+        shapes = {n: s for n, s in shapes.items() if ".experts." not in n}
         if family == "deepseek_v3":
             ours = deepseek_experts(config)
         else:
