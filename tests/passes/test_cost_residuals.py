@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.calibrate import FITS, MODELS, points
+from bench.partition import score
 from sitsc.core.calibration import calibrated, load_calibration
 from sitsc.core.hardware import load_target, target_names
 from sitsc.passes.collectives import topology
@@ -105,3 +106,29 @@ def test_faster_hardware_is_never_slower(tokens, factor):
     )
     sizes = Sizes(tokens, tokens, tokens, 512)
     assert faster.whole(sizes, Cut()).us <= model.whole(sizes, Cut()).us
+
+
+def test_scores_of_partitions(tmp_path):
+    """The committed file is what the script writes; files of two devices join it by name."""
+    models = {name: record(name) for name in MODELS}
+    value = score("h200", models)
+    committed = json.loads((ROOT / "bench/results/partition_h200.json").read_text())
+    mine = {(p["model"], p["partition"], p["point"]): p for p in value["points"]}
+    theirs = {(p["model"], p["partition"], p["point"]): p for p in committed["points"]}
+    assert set(mine) == set(theirs)
+    for key, point in mine.items():
+        assert point["predicted_ms"] == pytest.approx(theirs[key]["predicted_ms"], rel=2e-3)
+    assert committed["median_error"] <= 0.05 and committed["worst_error"] <= 0.15
+    assert committed["order_kept"]
+
+    text = (ROOT / "bench/results/h200_llama3-8b.json").read_text()
+    report = json.loads(text)
+    rows = report["sitsc"]["llama3-8b"]
+    report["sitsc"]["llama3-8b"] = {key: ms / 1.7 for key, ms in rows.items()}
+    (tmp_path / "h200_llama3-8b.json").write_text(text)
+    (tmp_path / "h200_llama3-8b_tp2.json").write_text(json.dumps(report))
+    two = score("h200", {"llama3-8b": models["llama3-8b"]}, tmp_path)
+    assert {p["partition"] for p in two["points"]} == {"one rank", "TP 2"} and two["order_kept"]
+    report["sitsc"]["llama3-8b"] = {key: ms * 1.7 for key, ms in rows.items()}
+    (tmp_path / "h200_llama3-8b_tp2.json").write_text(json.dumps(report))
+    assert not score("h200", {"llama3-8b": models["llama3-8b"]}, tmp_path)["order_kept"]

@@ -1,0 +1,106 @@
+"""Predictions of partitions against what was measured: bench/results/partition_<target>.json.
+
+`python -m bench.partition [TARGET]` reads <target>_<model>.json (one device) and, where they lie
+beside it, <target>_<model>_tp2.json and _pp2.json. Errors are fractions of the measured time.
+"""
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from bench.calibrate import FITS, MODELS, RESULTS, record, step_sizes
+from sitsc.core.hardware import load_target
+from sitsc.core.parallel import Partition
+from sitsc.core.records import to_value
+from sitsc.passes.collectives import topology
+from sitsc.passes.model_record import ModelRecord
+from sitsc.passes.partition import Search, machine
+
+PARTITIONS = {"": Partition(), "_tp2": Partition(tp=2), "_pp2": Partition(pp=2)}
+_TIE = 1.03  # measured times nearer than that have no order
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured row, what was predicted, and whether the calibration used it."""
+
+    model: str
+    partition: str
+    point: str
+    measured_ms: float
+    predicted_ms: float
+    error: float
+    fitted: bool
+
+
+def score(target: str, models: dict[str, ModelRecord], folder: Path = RESULTS) -> dict[str, Any]:
+    """The value of the file: all points, median and worst error of those that were not fitted."""
+    data, found = load_target(target), []
+    used = {(model, point) for model, point, *_ in FITS.values()}
+    for model, made in models.items():
+        for suffix, partition in PARTITIONS.items():
+            path = folder / f"{target}_{model}{suffix}.json"
+            if not path.is_file():
+                continue
+            report = json.loads(path.read_text())
+            where = topology(partition.num_ranks, 1, "nvlink", "infiniband")
+            replica = Search(made, machine(data, where)).replica(partition)
+            for key, ms in report["sitsc"][model].items():
+                if (sizes := step_sizes(key, report["detail"])) is None:
+                    continue
+                decode = sizes.tokens == sizes.sequences
+                us = (
+                    replica.decode(sizes.tokens, sizes.context)
+                    if decode
+                    else replica.prefill(sizes.tokens)
+                ).us
+                fitted = not suffix and (model, key) in used
+                error = float(f"{us / 1e3 / ms - 1:.4g}")
+                predicted = float(f"{us / 1e3:.5g}")
+                found.append(Point(model, partition.text(), key, ms, predicted, error, fitted))
+    errors = [abs(p.error) for p in found if not p.fitted]
+    return {
+        "about": "predicted against measured milliseconds; errors are fractions",
+        "target": target,
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "order_kept": order_kept(found),
+        "points": [to_value(p) for p in found],
+    }
+
+
+def order_kept(found: list[Point]) -> bool:
+    """Whether partitions are ordered as measured at every point, but for near ties."""
+    for one, two in combinations(found, 2):
+        if (one.model, one.point) != (two.model, two.point):
+            continue
+        if max(one.measured_ms, two.measured_ms) < _TIE * min(one.measured_ms, two.measured_ms):
+            continue
+        if (one.measured_ms < two.measured_ms) != (one.predicted_ms < two.predicted_ms):
+            return False
+    return True
+
+
+def main() -> None:
+    """Write the file and print its figures."""
+    target = sys.argv[1] if len(sys.argv) > 1 else "h200"
+    value = score(target, {model: record(model, target) for model in MODELS})
+    path = RESULTS / f"partition_{target}.json"
+    path.write_text(json.dumps(value, indent=1) + "\n")
+    for p in value["points"]:
+        print(
+            f"{p['model']:12} {p['partition']:10} {p['point']:14} {p['measured_ms']:9.3f} "
+            f"{p['predicted_ms']:9.3f} ms {100 * p['error']:+6.1f} % {'fitted' * p['fitted']}"
+        )
+    print(
+        f"median {100 * value['median_error']:.1f} %, worst {100 * value['worst_error']:.1f} %, "
+        f"order {'kept' if value['order_kept'] else 'NOT kept'}"
+    )
+
+
+if __name__ == "__main__":
+    main()
