@@ -24,10 +24,12 @@ LOOKUP = Counter({"mul": 1, "sub": 1, "clamp": 1, "ne": 1, "unsqueeze": 1, "mask
 COLLECTIVES = ("all_reduce", "all_gather")
 
 
-def apply(graph: fx.Graph, passes: tuple[Pass, ...], *, verify: bool = False) -> fx.Graph:
+def apply(
+    graph: fx.Graph, passes: tuple[Pass, ...], context: PassContext, *, verify: bool = False
+) -> fx.Graph:
     """The graph after `passes`, which may be verified at the end."""
     for item in passes:
-        item.run(graph, CONTEXT)
+        item.run(graph, context)
         tidy(graph)
     if verify:
         verify_graph(graph, passes[-1].name)
@@ -38,17 +40,21 @@ class Model:
     """A traced model up to where it is cut, and its result over several steps as one rank."""
 
     def __init__(
-        self, module: fx.GraphModule, passes: tuple[Pass, ...] = CPU, ids: list[int] = IDS
+        self,
+        module: fx.GraphModule,
+        passes: tuple[Pass, ...] = CPU,
+        ids: list[int] = IDS,
+        context: PassContext = CONTEXT,
     ) -> None:
-        self.ids = ids
+        self.ids, self.context = ids, context
         at = [item.name for item in passes].index("page_attention")
         self.rest = passes[at:]
-        self.graph = apply(module.graph, passes[:at])
+        self.graph = apply(module.graph, passes[:at], context)
         self.weights = RandomTensors(tensor_shapes(self.graph))
         self.layers = 1 + max(
             n.args[4] for n in self.graph.nodes if "sitsc.attention" in str(n.target)
         )
-        self.whole = apply(self.copy(), self.rest)
+        self.whole = apply(self.copy(), self.rest, context)
         self.wanted = self.run(Replica((self._stage(self.whole, 1),)))
 
     def copy(self) -> fx.Graph:
@@ -64,7 +70,7 @@ class Model:
             passes = stage_passes(self.rest, partition, stage, cut)
             end = [item.name for item in passes].index("lower_linear") + most
             both = partition.tp > 1 and partition.pp > 1
-            found.append(apply(self.copy(), passes[:end], verify=both))
+            found.append(apply(self.copy(), passes[:end], self.context, verify=both))
         return found
 
     def _stage(self, graph: fx.Graph, tp: int) -> Stage:

@@ -12,9 +12,10 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.interpret import relative_error
 from sitsc.core.parallel import Partition, check_partition
 from sitsc.core.printer import print_graph
-from sitsc.passes import CPU, CPU_INT8, FUSED
+from sitsc.passes import CPU, CPU_INT8, CUDA, CUDA_WIDE, FUSED
+from sitsc.passes.base import PassContext
 from sitsc.passes.for_rank import stage_graphs
-from sitsc.passes.fxutil import calls
+from sitsc.passes.fxutil import calls, tensor
 from sitsc.passes.shard import Shard, gathers, held_whole
 from sitsc.passes.shard_facts import divisible
 
@@ -34,8 +35,9 @@ def _partitions(family: str) -> tuple[Partition, ...]:
     return PARTITIONS + more + (OF_EXPERTS if family in EXPERTS else ())
 
 
-# Families that differ from one of the others in their tables of rotation alone.
+# Families that are cut like one of the others: tables of rotation and windows are not cut.
 _SLOW = ("llama3_scaled", "llama_linear", "qwen3_yarn", "phi3_longrope", "qwen2_windows")
+_SLOW += ("mistral", "qwen2", "cohere_plain", "gpt_neox_serial")
 _EVERY = [pytest.param(f, marks=[pytest.mark.slow] * (f in _SLOW)) for f in FAMILIES]
 
 
@@ -86,6 +88,21 @@ def test_passes_of_gpus_after_sharding(family: str, traced: Any):
         stages = model.stages(partition)
         assert relative_error(model.result(stages, partition.tp), model.wanted) < TOLERANCE
         assert not any(map(gathers, stages))
+
+
+def test_a_wide_residual_stream_in_bfloat16(traced: Any):
+    """It goes through sums of ranks and from stage to stage as float32."""
+    context = PassContext("bfloat16", "none", "bfloat16", 16, "h200")
+    exact = Model(traced(FAMILIES["llama"], "float32"), CUDA).wanted
+    model = Model(traced(FAMILIES["llama"], "bfloat16"), CUDA_WIDE, context=context)
+    whole = relative_error(model.wanted, exact)
+    for partition in (Partition(tp=2), Partition(tp=2, pp=2)):
+        stages = model.stages(partition)
+        assert relative_error(model.result(stages, 2), exact) < 2 * whole
+        sums = [node for graph in stages for node in calls(graph, "all_reduce")]
+        assert len(sums) == 5 and all(tensor(n).dtype == torch.float32 for n in sums)
+        parts = [tensor(n.args[0]).dtype for n in sums[1:]]
+        assert parts == [torch.bfloat16] * 4  # what travels
 
 
 def test_every_pass_after_sharding_keeps_what_the_ranks_compute(traced: Any):

@@ -29,13 +29,13 @@ def use_waiting(waiting: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def sum_of_ranks(parts: Sequence[Tensor], residual: Tensor | None) -> Tensor:
-    """residual + parts[0] + parts[1] + … in fp32, in the dtype of the parts."""
+    """residual + parts[0] + parts[1] + … in fp32, in the dtype of the residual, else the parts."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
-    if residual is not None:
-        total = residual.float() + total
-    return total.to(parts[0].dtype)
+    if residual is None:
+        return total.to(parts[0].dtype)
+    return (residual.float() + total).to(residual.dtype)
 
 
 def _pieces(x: Tensor, group: str) -> list[Tensor]:
@@ -49,19 +49,17 @@ def _pieces(x: Tensor, group: str) -> list[Tensor]:
     return found
 
 
-@torch.library.custom_op("sitsc::all_reduce", mutates_args=())
 def all_reduce(x: Tensor, residual: Tensor | None, group: str) -> Tensor:
     """residual + the sum of x over the ranks of `group`; residual is the same on all of them."""
     parts = _pieces(x.contiguous(), group)
     return sum_of_ranks(parts, residual).clone(memory_format=torch.contiguous_format)
 
 
-@all_reduce.register_fake
-def _(x: Tensor, residual: Tensor | None, group: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _all_reduce_fake(x: Tensor, residual: Tensor | None, group: str) -> Tensor:
+    like = x if residual is None else residual
+    return torch.empty_like(x, dtype=like.dtype, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("sitsc::all_gather", mutates_args=())
 def all_gather(x: Tensor, dim: int, size: int, group: str) -> Tensor:
     """x of every one of the `size` ranks of `group`, one after another along `dim`.
 
@@ -71,8 +69,16 @@ def all_gather(x: Tensor, dim: int, size: int, group: str) -> Tensor:
     return torch.cat(parts if len(parts) == size else parts * size, dim)
 
 
-@all_gather.register_fake
-def _(x: Tensor, dim: int, size: int, group: str) -> Tensor:
+def _all_gather_fake(x: Tensor, dim: int, size: int, group: str) -> Tensor:
     shape = list(x.shape)
     shape[dim] = shape[dim] * size
     return x.new_empty(shape)
+
+
+# Defined by hand: the first call of a torch custom_op imports torch's compiler, seconds of a start.
+_LIBRARY = torch.library.Library("sitsc", "FRAGMENT")
+_LIBRARY.define("all_reduce(Tensor x, Tensor? residual, str group) -> Tensor")
+_LIBRARY.define("all_gather(Tensor x, SymInt dim, SymInt size, str group) -> Tensor")
+for _function, _fake in ((all_reduce, _all_reduce_fake), (all_gather, _all_gather_fake)):
+    _LIBRARY.impl(_function.__name__, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"sitsc::{_function.__name__}", _fake, lib=_LIBRARY)
