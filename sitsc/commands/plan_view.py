@@ -6,6 +6,7 @@ In: a plan and the names of regimes. Out: lines of plain text, each as long as i
 from collections.abc import Iterator, Sequence
 
 from sitsc.commands.output import bytes_text, count_text, table_lines
+from sitsc.commands.parallel_view import parallel_lines
 from sitsc.core.errors import OptionError
 from sitsc.core.plan import PLAIN, UNMATCHED, Argument, Plan, Regime
 
@@ -18,6 +19,8 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
     """
     plain = plan.kind == PLAIN
     sections = [_labelled(_plain_facts(plan) if plain else _facts(plan))]
+    if partition := parallel_lines(plan.parallel):
+        sections.append(partition)
     sections += [_regime(regime) for regime in choose(plan, regimes)]
     sections += [_memory(plan), *([] if plain else [_kv(plan)]), _predictions(plan)]
     sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]

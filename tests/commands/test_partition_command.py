@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sitsc.commands.parallel_view import parallel_lines
 from sitsc.commands.partition_view import plot_png, show
 from sitsc.commands.png_plot import HEIGHT, WIDTH, Series, scatter
+from sitsc.core.plan import Parallel
 from sitsc.partition_pipeline import Asked, Report, choose, report, report_value
 from sitsc.passes.workloads import Slo, Workload
 from tests.commands.command_line import call
@@ -142,3 +144,12 @@ def test_links_that_cannot_be_measured(tmp_path: Path, capfd):
     refused("--backend", "pigeon", parts=("unknown", "gloo or nccl"))
     refused("--backend", "nccl", "--ranks", 64, parts=("need 64 GPUs",))
     refused("--seconds", 0, parts=("--seconds",))
+
+
+def test_plans_show_what_was_not_chosen():
+    made = choose(record("smollm2-135m"), "h200", Asked(6, workload=Workload(concurrency=2)))
+    lines = parallel_lines(made)
+    assert any(line.startswith("prompts of 1 to") for line in lines)
+    assert any("9 query heads do not divide by TP 2: valid TP: 1, 3" in line for line in lines)
+    assert sum("slower" in line for line in lines) == sum(a.feasible for a in made.alternatives)
+    assert parallel_lines(Parallel(1, 1, 1, 1, 1, 512, ())) == []
