@@ -66,7 +66,7 @@ class PagePool:
         sequence = self._find(sequence_id)
         length = sequence.num_tokens + num_tokens
         missing = -(-length // self.page_tokens) - len(sequence.table)
-        if missing > self.num_free:
+        if missing > 0 and missing > self.num_free:
             raise OutOfPagesError(f"{missing} KV pages are needed, {self.num_free} are free")
         for _ in range(missing):
             sequence.table.append(self._take())

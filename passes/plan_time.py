@@ -1,0 +1,91 @@
+"""Seconds of the batches that a scheduler forms, by what an artifact's plan predicts.
+
+In: the regimes of each stage of a plan. Out: the cost of a step. Sizes between two regimes lie on
+the line between them; attention follows the context, which regimes fix.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sitsc.core.plan import Regime
+from sitsc.core.serving.simulator import BatchSizes, StepCost
+
+_ATTENTION = "sitsc.paged_attention"
+_US = 1e-6
+Send = Callable[[int], float]  # tokens → seconds to the next stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A regime: its tokens, microseconds without attention, those of attention a unit of work."""
+
+    tokens: int
+    us: float
+    attention_us: float
+
+
+class PlanTime:
+    """`PlanTime(stages, send)(sizes)`: a `StepCost`; `stages` are the regimes of each stage.
+
+    A unit of attention is a token of context for a decoding sequence, and a pair of tokens for a
+    prompt. Sums over ranks are part of the regimes and not told apart.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[Regime]], send: Send = lambda tokens: 0.0) -> None:
+        self.send = send
+        self.decode = [_points(stage, "decode", _decode_work) for stage in stages]
+        self.prefill = [_points(stage, "prefill", _prompt_work) for stage in stages]
+
+    def __call__(self, sizes: BatchSizes) -> StepCost:
+        """The cost of a step."""
+        stages = []
+        for decode, prefill in zip(self.decode, self.prefill, strict=True):
+            us, each = _at(prefill if sizes.pieces else decode, sizes.tokens)
+            if sizes.pieces:
+                pairs = (p.tokens * (p.context + (p.tokens + 1) / 2) for p in sizes.pieces)
+                us += each * sum(pairs)
+            if sizes.decode:
+                _, each = _at(decode, sizes.decode)
+                us += each * (sizes.decode_context + sizes.decode)
+            stages.append(us * _US)
+        send = self.send(sizes.tokens) if len(stages) > 1 else 0.0
+        return StepCost(tuple(stages), (0.0,) * len(stages), send)
+
+
+def _decode_work(regime: Regime) -> float:
+    return regime.sizes["sequences"] * (regime.sizes["context"] + 1)
+
+
+def _prompt_work(regime: Regime) -> float:
+    tokens = regime.sizes["tokens"]
+    return tokens * (regime.sizes["context"] + (tokens + 1) / 2)
+
+
+def _points(
+    regimes: Sequence[Regime], kind: str, work: Callable[[Regime], float]
+) -> tuple[_Point, ...]:
+    """The regimes of a kind by their tokens."""
+    found = []
+    for regime in regimes:
+        if regime.kind == kind:
+            rows = [k for k in regime.kernels if k.op == _ATTENTION]
+            attention = sum(k.predicted_us for k in rows)
+            all_rows = sum(k.predicted_us for k in regime.kernels) or 1.0
+            attention *= regime.predicted_us / all_rows  # rows and launches may differ a little
+            rest = regime.predicted_us - attention
+            found.append(_Point(regime.sizes["tokens"], rest, attention / work(regime)))
+    return tuple(sorted(found, key=lambda p: p.tokens))
+
+
+def _at(points: Sequence[_Point], tokens: int) -> tuple[float, float]:
+    """Microseconds without attention, and a unit of attention, at so many tokens."""
+    at = bisect_left(points, tokens, key=lambda p: p.tokens)
+    if at == 0:
+        return points[0].us, points[0].attention_us
+    low, high = points[at - 1], points[min(at, len(points) - 1)]
+    if high is low:  # beyond the largest: as many times as long
+        return low.us * tokens / low.tokens, low.attention_us
+    share = (tokens - low.tokens) / (high.tokens - low.tokens)
+    us = low.us + share * (high.us - low.us)
+    return us, low.attention_us + share * (high.attention_us - low.attention_us)
