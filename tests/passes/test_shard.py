@@ -90,6 +90,16 @@ def test_passes_of_gpus_after_sharding(family: str, traced: Any):
         assert not any(map(gathers, stages))
 
 
+def test_experts_behind_a_router_that_no_matcher_knows(traced: Any):
+    model = Model(
+        traced(FAMILIES["gpt_oss"], "float32"), tuple(p for p in CPU if p.name != "match_router")
+    )
+    assert op_counts(model.whole)["experts"] == 2
+    for partition in (Partition(tp=2), Partition(tp=2, ep=2), Partition(tp=4, ep=2)):
+        stages = model.stages(partition)
+        assert relative_error(model.result(stages, partition.tp), model.wanted) < TOLERANCE
+
+
 def test_a_wide_residual_stream_in_bfloat16(traced: Any):
     """It goes through sums of ranks and from stage to stage as float32."""
     context = PassContext("bfloat16", "none", "bfloat16", 16, "h200")
