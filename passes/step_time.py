@@ -4,6 +4,7 @@ In: a model's record, a device, the links. Out: microseconds, computing and comm
 remembered for each cut and size. A stage is layers [first, last) of the model.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class StepModel:
     def __init__(self, record: ModelRecord, device: Device, where: Topology) -> None:
         self.record, self.device, self.where = record, device, where
         self._parts: dict[tuple[int, Sizes, Cut], Time] = {}
+        self._counts: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
 
     def layer(self, index: int, sizes: Sizes, cut: Cut) -> Time:
         """One layer."""
@@ -66,17 +68,18 @@ class StepModel:
 
     def stage(self, first: int, last: int, sizes: Sizes, cut: Cut) -> Time:
         """Layers [first, last), with the embedding before the first and logits after the last."""
-        counts: dict[int, int] = {}
-        for index in self.record.layers[first:last]:
-            counts[index] = counts.get(index, 0) + 1
         total = ZERO
-        for index, count in counts.items():
+        for index, count in self._counted(first, last):
             total += self._part(index, sizes, cut).times(count)
-        if first == 0:
-            total += self._part(-1, sizes, cut)
-        if last == self.record.num_layers:
-            total += self._part(-2, sizes, cut)
         return total
+
+    def _counted(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
+        """Classes of layers [first, last) with how many there are, and what stands around them."""
+        if (first, last) not in self._counts:
+            counts = Counter(self.record.layers[first:last])
+            counts.update([-1] * (first == 0) + [-2] * (last == self.record.num_layers))
+            self._counts[first, last] = tuple(counts.items())
+        return self._counts[first, last]
 
     def whole(self, sizes: Sizes, cut: Cut) -> Time:
         """The whole model."""
