@@ -26,6 +26,7 @@ from sitsc.commands import (
     partition,
     plan,
     run,
+    simulate,
     tune,
     verify,
 )
@@ -48,6 +49,7 @@ app.command()(lint.lint)
 app.command()(run.run)
 app.command()(bench.bench)
 app.command()(partition.partition)
+app.command()(simulate.simulate)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
 app.command()(verify.verify)
 app.command()(export.export)

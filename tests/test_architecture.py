@@ -12,7 +12,13 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 TOP_LEVEL = ("passes", "codegen", "runtime", "models")
 PIPELINE = ("pipeline.py", "plain_pipeline.py", "decoder_pipeline.py", "encoder_pipeline.py")
-PIPELINE += ("lowering.py", "packer.py", "build_info.py", "partition_pipeline.py")
+PIPELINE += (
+    "lowering.py",
+    "packer.py",
+    "build_info.py",
+    "partition_pipeline.py",
+    "simulate_pipeline.py",
+)
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}
 ALLOWED_PACKAGES = {  # what lies on a serving host, and what core may build on

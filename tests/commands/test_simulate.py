@@ -1,0 +1,200 @@
+"""`sitsc simulate`: text and JSON of a seed, cuts by length against fixed ones, every refusal."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sitsc.commands.simulate_view import show
+from sitsc.core.errors import CapacityError, OptionError, PartitionError
+from sitsc.core.parallel import Partition
+from sitsc.core.plan import PrefillCut
+from sitsc.core.serving.latency import summarise
+from sitsc.core.serving.scheduler import SchedulerLimits
+from sitsc.core.serving.simulator import (
+    Arrival,
+    BatchSizes,
+    Serving,
+    StepCost,
+    replay_prompts,
+    simulate,
+)
+from sitsc.partition_pipeline import Asked
+from sitsc.passes.batch_time import BatchTime
+from sitsc.passes.prefill_cuts import cut_for, prefill_cuts
+from sitsc.passes.replica_time import CHUNKS
+from sitsc.simulate_pipeline import (
+    Degrees,
+    Report,
+    Requests,
+    Sizes,
+    compare,
+    draw,
+    of_model,
+    pieces,
+    report_value,
+)
+from tests.commands.command_line import call
+from tests.partition_records import record, search
+
+GOLDEN_PLAN = Path(__file__).parents[1] / "golden" / "plan_tiny-llama_float32.json"
+
+
+def replay(devices: int, degrees: Degrees, requests: Requests, sizes: Sizes | None = None):
+    asked = Asked(devices)
+    return of_model(record("llama3-8b"), "h200", asked, degrees, sizes or Sizes(), requests)
+
+
+def steady(sizes: BatchSizes) -> StepCost:
+    """Two stages of round numbers: nothing of the cost model, so that the text stays as it is."""
+    seconds = 0.002 + 2e-5 * sizes.tokens + 1e-8 * sizes.decode_context
+    return StepCost((seconds, seconds / 2), (seconds / 8, 0.0), 2e-5)
+
+
+def test_text_of_a_seed(golden, capsys) -> None:
+    requests = draw(60, 30.0, 5)
+    serving = Serving(SchedulerLimits(16, 528, 512, 8192), 900, 16, replicas=2)
+    cuts = (PrefillCut(1, 600, "whole", 0, 1.0), PrefillCut(601, 8192, "pipelined", 1024, 2.0))
+    report = Report(
+        model="Steady",
+        target="h200",
+        partition=Partition(tp=1, pp=2, dp=2),
+        times_from="round numbers",
+        rate=requests.rate,
+        concurrency=0,
+        serving=serving,
+        summary=summarise(simulate(requests.arrivals, serving, steady)),
+        fixed_chunk=512,
+        regimes=compare(requests, cuts, serving, steady),
+    )
+    show(report)
+    golden("simulate.txt", capsys.readouterr().out)
+    value = json.loads(json.dumps(report_value(report), allow_nan=False))
+    assert value["summary"]["requests"] == 60 and value["partition"]["dp"] == 2
+    assert [r["name"] for r in value["regimes"]] == ["short", "middle", "long"]
+
+
+@pytest.mark.parametrize(
+    "partition", [Partition(), Partition(pp=4), Partition(pp=8), Partition(tp=2, pp=2)], ids=str
+)
+def test_cuts_by_length_are_not_worse_than_any_fixed_chunk(partition: Partition) -> None:
+    """On a mixed workload with a few very long prompts, the mean TTFT of prompts."""
+    replica = search("llama3-8b", 8).replica(partition)
+    cost = BatchTime(replica)
+    some = draw(120, 4.0, 2).arrivals
+    mixed = [
+        replace(a, prompt_tokens=a.prompt_tokens * (16 if i % 12 == 0 else 1))
+        for i, a in enumerate(some)
+    ]
+    cuts = prefill_cuts(replica, max(a.prompt_tokens for a in mixed))
+
+    def mean(pieces_of) -> float:
+        return math.fsum(replay_prompts(mixed, pieces_of, cost)) / len(mixed)
+
+    planned = mean(lambda n: pieces(n, cut_for(cuts, n).chunk_tokens))
+    fixed = [mean(lambda n, c=chunk: pieces(n, c)) for chunk in CHUNKS]
+    assert planned <= 1.01 * min(fixed), (planned, fixed)
+    if partition.pp > 1:
+        assert planned < 0.8 * max(fixed)
+
+
+def test_the_best_partition_or_the_one_asked_for() -> None:
+    requests = draw(80, 20.0, 1)
+    best = replay(2, Degrees(), requests)
+    asked = replay(2, Degrees(dp=2), requests)
+    assert best.partition.num_ranks == 2 and asked.partition == Partition(dp=2)
+    assert {r.replicas for r in (asked.summary,)} == {2}
+    assert report_value(best)["summary"]["ttft_ms"]["p50"] > 0
+    too_fast = replay(1, Degrees(), draw(30, 1e5, 1))  # more than it serves: it queues
+    assert too_fast.summary.queue_ms.max > 10 * too_fast.summary.queue_ms.p50 or (
+        too_fast.summary.ttft_ms.p50 > 100
+    )
+
+
+def test_stages_with_steps_in_flight() -> None:
+    """As many as micro-batches keep both stages busy; the search's own answer has them."""
+    requests = Requests(tuple(Arrival(0.0, 64, 60) for _ in range(64)), 32)
+    both = replay(2, Degrees(pp=2), requests)
+    if both.serving.in_flight == 1:
+        pytest.skip("the scheduler has one step in flight")
+    stages = both.summary.stages
+    assert len(stages) == 2 and min(s.busy for s in stages) > 0.75 > 0.25 > stages[0].bubble
+
+
+def test_few_pages_and_large_devices() -> None:
+    requests = Requests(tuple(Arrival(0.0, 500, 300) for _ in range(40)))
+    tight = replay(1, Degrees(tp=1), requests, Sizes(kv_tokens=8192)).summary
+    assert tight.preemptions > 0 and tight.peak_pages <= tight.kv_pages == 128
+    with pytest.raises(PartitionError, match="memory for"):
+        replay(1, Degrees(tp=1), requests, Sizes(kv_tokens=1 << 30))
+    with pytest.raises(CapacityError, match=r"request 0 has 500 \+ 300 tokens"):
+        replay(1, Degrees(tp=1), requests, Sizes(kv_tokens=640))
+
+
+def test_more_devices_than_a_node() -> None:
+    """As many replicas as there are; each gets its share."""
+    made = replay(64, Degrees(tp=2), draw(400, 400.0, 0))
+    assert made.partition == Partition(tp=2, dp=32) and made.summary.replicas == 32
+    assert made.summary.ttft_ms.p50 < 100 and made.summary.tokens_per_s > 10_000
+
+
+def test_degrees() -> None:
+    assert Degrees(tp=2).partition(8) == Partition(tp=2, dp=4)
+    assert Degrees(tp=2, pp=3).partition(0) == Partition(tp=2, pp=3)
+    with pytest.raises(OptionError, match="are 6 devices, not 8"):
+        Degrees(tp=2, pp=3).partition(8)
+    with pytest.raises(PartitionError, match="heads"):
+        replay(5, Degrees(tp=5), draw(5, 1.0, 0))
+
+
+def test_a_model(tmp_path: Path, capfd) -> None:
+    model = tmp_path / "model"
+    made = ("models", "random", "tiny-llama", "--headers-only", "-o", model)
+    assert call(capfd, *made).code == 0
+    load = tmp_path / "load.json"
+    load.write_text('[{"prompt_tokens": 40, "max_tokens": 9, "at": 0.5}]')
+    arguments = ("simulate", model, "--target", "cpu", "--workload", load)
+    done = call(capfd, *arguments, "--dp", 2)
+    assert done.code == 0 and "2 × cpu: DP 2" in done.out and "end to end" in done.out
+
+
+def test_a_plan(capfd) -> None:
+    arguments = ("simulate", GOLDEN_PLAN, "--concurrency", 3, "--requests", 12)
+    call(capfd, *arguments).refused(2, "tokens, the context holds 256")
+    call(capfd, *arguments, "--tp", 2).refused(2, "the plan of an artifact says its sizes")
+
+
+def test_an_artifact(tiny_artifact: Path, tmp_path: Path, capfd) -> None:
+    load = tmp_path / "load.json"
+    load.write_text('{"prompt_tokens": 100, "output_tokens": 20, "concurrency": 6}')
+    done = call(capfd, "simulate", tiny_artifact, "--workload", load, "--requests", 30, "--json")
+    value = json.loads(done.out)
+    assert value["times_from"] == "the plan's predictions" and value["summary"]["requests"] == 30
+    two = call(capfd, "simulate", tiny_artifact, "--workload", load, "--dp", 2, "--json")
+    assert json.loads(two.out)["summary"]["replicas"] == 2
+
+
+def test_refused(tmp_path: Path, capfd) -> None:
+    def refused(*arguments: object, parts: tuple[str, ...]) -> None:
+        call(capfd, "simulate", "tiny-llama", *arguments).refused(2, *parts)
+
+    refused(parts=("needs a rate", "--workload"))
+    refused("--rate", 0, parts=("--rate 0", "above 0"))
+    refused("--rate", -3, parts=("--rate -3",))
+    refused("--rate", "nan", parts=("--rate nan",))
+    refused("--rate", "inf", parts=("--rate inf",))
+    refused("--rate", 1, "--requests", 0, parts=("--requests 0",))
+    refused("--rate", 1, "--concurrency", 2, parts=("--rate beside --concurrency",))
+    refused("--concurrency", 0, parts=("--concurrency 0",))
+    refused("--rate", 1, "--devices", 1025, parts=("outside 1..1024",))
+    refused("--rate", 1, "--tp", -1, parts=("--tp -1",))
+    refused("--rate", 1, "--tp", 2, "--devices", 3, parts=("not 3",))
+    refused("--rate", 1, "--target", "abacus", parts=("unknown target",))
+    refused("--rate", 1, "--max-batch", 5000, parts=("at most 1024",))
+    refused("--workload", tmp_path / "none.json", parts=("--workload", "JSON"))
+    (tmp_path / "empty.json").write_text("[]")
+    refused("--workload", tmp_path / "empty.json", parts=("no workload", "empty.json"))
+    (tmp_path / "bad.json").write_text('[{"prompt_tokens": 0, "max_tokens": 1}]')
+    refused("--workload", tmp_path / "bad.json", parts=("prompt_tokens is 0",))
