@@ -4,7 +4,6 @@ import pytest
 from compiled_families import FAMILIES as COMPILED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharding import apply
 from torch import fx, nn
 
 from sitsc.core.parallel import Partition
