@@ -10,6 +10,7 @@ from sitsc.core.parallel import Partition
 from sitsc.core.printer import symbol_names
 from sitsc.models.presets import preset
 from sitsc.passes import CPU
+from sitsc.passes.base import PassContext
 from sitsc.passes.cost import Sizes, cost_of
 from sitsc.passes.for_rank import stage_passes
 from sitsc.passes.fxutil import calls
@@ -18,6 +19,7 @@ from sitsc.passes.op_time import Cut, weight_share
 from sitsc.passes.partition import divisible_of
 from sitsc.passes.planner import weights_of
 from sitsc.passes.record_maker import record_of
+from sitsc.passes.runner import tidy
 from sitsc.passes.shard_facts import divisible
 from sitsc.passes.step_time import StepModel
 from tests.partition_records import final_graph, record, search
@@ -113,6 +115,13 @@ def test_sums_of_a_llama():
             assert weight_share(op, Cut(8)) == pytest.approx(1 / 8)
         if op.feeds:  # 16 ranks of 8 KV heads hold each twice
             assert weight_share(op, Cut(16)) == pytest.approx((2 + 2) / 48)
+
+
+def apply(graph: fx.Graph, passes: tuple) -> fx.Graph:
+    for item in passes:
+        item.run(graph, PassContext("float32", "none", "float32", 16, "cpu"))
+        tidy(graph)
+    return graph
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "olmo2", "qwen2_moe"])
