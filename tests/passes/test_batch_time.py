@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -21,11 +22,12 @@ from sitsc.passes.plan_time import PlanTime
 from tests.partition_records import search
 
 PARTITIONS = (Partition(), Partition(tp=2), Partition(pp=4), Partition(tp=2, pp=2))
-MODELS = ("llama3-8b", "qwen3-30b-a3b")
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+CASES = [("llama3-8b", partition) for partition in PARTITIONS]
+CASES += [("tiny-qwen3-moe", p) for p in (Partition(), Partition(tp=2, ep=2))]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: p.text())
+@pytest.mark.parametrize(("name", "partition"), CASES, ids=str)
 def test_steps_of_one_kind_are_the_cost_model(name: str, partition: Partition) -> None:
     """A decode batch, and a chunk of a prompt as fast as the host launches it."""
     replica = search(name, 4).replica(partition)
@@ -55,6 +57,29 @@ def test_a_lone_request_takes_what_is_predicted(prompt: int, output: int) -> Non
     assert request.ttft == pytest.approx(1e-6 * replica.prefill_with(prompt, 4096).us, rel=1e-9)
     steps = sum(replica.decode(1, prompt + i).us for i in range(output - 1))
     assert request.e2e - request.ttft == pytest.approx(1e-6 * steps, rel=1e-6, abs=1e-12)
+
+
+def test_replays_are_as_long_as_measured() -> None:
+    """Requests that begin together, and lone prompts, on one H200; by the committed results."""
+    detail = json.loads((RESULTS / "h200_llama3-8b.json").read_text())["detail"]
+    cost = BatchTime(search("llama3-8b", 1).replica(Partition()))
+    serving = Serving(SchedulerLimits(256, 8448, 8192, 16384), 20000, 64, num_ahead=1)
+    errors = {}
+    for point, found in detail.items():
+        if point.startswith("bs"):
+            context = found["context"]
+            outputs = max(2, round(2 * (found["mean_context"] - context)))
+            arrivals = [Arrival(0.0, context, outputs)] * found["batch"]
+            replay = simulate(arrivals, serving, cost)
+            made, real = min(r.tpot for r in replay.requests), found["tpot_ms"]
+        elif point.startswith("ttft"):
+            replay = simulate([Arrival(0.0, found["tokens"], 1)], serving, cost)
+            made, real = replay.requests[0].ttft, found["median_ms"]
+        else:
+            continue
+        errors[point] = abs(1e3 * made / real - 1)
+    assert len(errors) >= 6
+    assert median(errors.values()) <= 0.05 and max(errors.values()) <= 0.15, errors
 
 
 def test_a_mixed_step_lies_between_its_parts() -> None:
