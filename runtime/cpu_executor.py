@@ -19,9 +19,9 @@ _MOST_BINDINGS = 256
 
 
 class CpuExecutor:
-    """Executes the plan of an artifact on this CPU."""
+    """Executes the plan of an artifact on this CPU, or that of a rank with its number."""
 
-    def __init__(self, artifact: Artifact, weights: dict[str, Tensor]) -> None:
+    def __init__(self, artifact: Artifact, weights: dict[str, Tensor], tp_rank: int = 0) -> None:
         self.plan = artifact.plan
         self.library = CpuLibrary.of(artifact)
         self.arena = Arena(self.plan.memory)
@@ -39,20 +39,36 @@ class CpuExecutor:
             for b in self.plan.memory.arena
             if b.dtype in ("int64", "int32")
         }
+        self._write("tp_rank", [tp_rank])
 
     def execute(self, batch: StepBatch, rows: list[int] | None = None) -> Tensor:
         """Logits [sampled rows, width] float32, in the order of the True of `batch.sample`.
 
         `rows` asks for other rows of the step instead, at most as many as the largest batch.
         """
+        result = self.outputs(batch, rows)[0]
+        return result if rows or any(batch.sample) else result[:0]
+
+    def outputs(self, batch: StepBatch, rows: list[int] | None = None) -> list[Tensor]:
+        """What the step's package gives: logits, or what crosses into the next stage.
+
+        What comes from the stage before is in its `places` already. A step without a sampled row
+        gives logits of its last token.
+        """
         sizes = self._fill(batch, rows)
         regime = self._regime(batch.regime, sizes["tokens"])
-        result: Tensor | None = None
+        results: list[Tensor] = []
         for group in regime.groups:
             for launch in group.launches:
-                result = self._launch(launch, sizes)
-        assert result is not None
-        return result if rows or any(batch.sample) else result[:0]
+                results = self._launch(launch, sizes)
+        return results
+
+    def places(self, batch: StepBatch, names: tuple[str, ...]) -> list[Tensor]:
+        """Where inputs that other ranks compute belong for this step, each in its shape."""
+        sizes, _ = _sizes(batch, None)
+        regime = self._regime(batch.regime, sizes["tokens"])
+        arguments = {a.name: a for a in regime.groups[0].launches[0].arguments}
+        return [self._tensor(arguments[name], sizes) for name in names]
 
     def _regime(self, kind: str, tokens: int) -> Regime:
         """The smallest regime of a kind that holds the step, or the largest there is."""
@@ -61,10 +77,10 @@ class CpuExecutor:
                 return regime
         return self._regimes[kind][-1]
 
-    def _launch(self, launch: Launch, sizes: dict[str, int]) -> Tensor:
+    def _launch(self, launch: Launch, sizes: dict[str, int]) -> list[Tensor]:
         package, threads = self._packages[launch.kernel], int(launch.grid[0])
         arguments = self._bind(launch, sizes)
-        return self.library.run(launch.kernel, package, arguments, self._workspace, threads)[0]
+        return self.library.run(launch.kernel, package, arguments, self._workspace, threads)
 
     def _bind(self, launch: Launch, sizes: dict[str, int]) -> list[Tensor]:
         """The tensors of a launch at these sizes; views are kept, since most steps repeat."""
@@ -84,32 +100,41 @@ class CpuExecutor:
         return self.arena.view(argument.buffer, shape)
 
     def _fill(self, batch: StepBatch, wanted: list[int] | None) -> dict[str, int]:
-        """Write the step into the input buffers; its sizes by name."""
-        tokens, sequences = len(batch.token_ids), len(batch.context_lens)
-        pages = max(len(table) for table in batch.block_tables)
-        inputs = self._inputs
-        inputs["token_ids"][:tokens] = batch.token_ids
-        inputs["query_start"][: sequences + 1] = batch.query_start
-        inputs["context_lens"][:sequences] = batch.context_lens
-        if batch.regime == "decode":
-            inputs["position_ids"][:tokens] = batch.context_lens
-            rows = list(range(sequences))
-        else:
-            inputs["position_ids"][:tokens] = _positions(batch)
-            rows = [batch.query_start[i + 1] - 1 for i in range(sequences) if batch.sample[i]]
-        table = inputs["block_table"]
+        """Write the step into the input buffers that the plan has; its sizes by name."""
+        sizes, rows = _sizes(batch, wanted)
+        decoding, pages = batch.regime == "decode", sizes["sequence_pages"]
+        self._write("token_ids", batch.token_ids)
+        self._write("query_start", batch.query_start)
+        self._write("context_lens", batch.context_lens)
+        self._write("position_ids", batch.context_lens if decoding else _positions(batch))
+        self._write("logit_rows", rows)
+        table = self._inputs["block_table"]
         for index, row in enumerate(batch.block_tables):
             table[index * pages : index * pages + len(row)] = row
             table[index * pages + len(row) : (index + 1) * pages] = 0
-        wanted = wanted or rows or [tokens - 1]
-        inputs["logit_rows"][: len(wanted)] = wanted
-        return {
-            "tokens": tokens,
-            "rows": len(wanted),
-            "sequences": sequences,
-            "sequences+1": sequences + 1,
-            "sequence_pages": pages,
-        }
+        return sizes
+
+    def _write(self, name: str, values: list[int]) -> None:
+        if (place := self._inputs.get(name)) is not None:
+            place[: len(values)] = values
+
+
+def _sizes(batch: StepBatch, wanted: list[int] | None) -> tuple[dict[str, int], list[int]]:
+    """The sizes of a step by name, and the rows that need logits: one at least."""
+    tokens, sequences = len(batch.token_ids), len(batch.context_lens)
+    if batch.regime == "decode":
+        rows = list(range(sequences))
+    else:
+        rows = [batch.query_start[i + 1] - 1 for i in range(sequences) if batch.sample[i]]
+    rows = wanted or rows or [tokens - 1]
+    sizes = {
+        "tokens": tokens,
+        "rows": len(rows),
+        "sequences": sequences,
+        "sequences+1": sequences + 1,
+        "sequence_pages": max(len(table) for table in batch.block_tables),
+    }
+    return sizes, rows
 
 
 def _positions(batch: StepBatch) -> list[int]:

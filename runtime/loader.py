@@ -17,9 +17,10 @@ from torch import Tensor
 
 from sitsc.core import artifact as files
 from sitsc.core.artifact import Artifact, check_files, check_target, open_artifact
-from sitsc.core.errors import ArtifactError, TokenizerError
-from sitsc.core.plan import PLAIN
+from sitsc.core.errors import ArtifactError, RankError, TokenizerError
+from sitsc.core.plan import PLAIN, Plan
 from sitsc.core.serving.scheduler import SchedulerLimits
+from sitsc.runtime import ranks
 from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.checkpoint_weights import read_checkpoint
 from sitsc.runtime.cpu_executor import CpuExecutor
@@ -29,6 +30,8 @@ from sitsc.runtime.load_request import AnyExecutor, Loading, LoadRequest, Timeli
 from sitsc.runtime.memory import read_weights
 from sitsc.runtime.memory_budget import Room, needed_bytes
 from sitsc.runtime.memory_changes import check_memory
+from sitsc.runtime.rank_steps import RankSteps
+from sitsc.runtime.sampler import Sampler
 from sitsc.runtime.tokenizer import Tokenizer
 
 TARGET = "cpu"
@@ -50,6 +53,22 @@ class Session:
     template: ChatTemplate | None
     timeline: dict[str, float]
     beside: dict[str, float] = field(default_factory=dict)
+    ranks: RankSteps | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process is a rank that only computes what rank 0 tells it: `serve`."""
+        return self.ranks is not None and self.ranks.rank > 0
+
+    def serve(self) -> None:
+        """Compute steps of rank 0 until it ends. Raises RankError, ExecutionError."""
+        assert self.ranks is not None
+        self.ranks.serve()
+
+    def close(self) -> None:
+        """Let the other ranks end, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> str:
         """Messages as the text that the model expects. Raises TokenizerError without a template."""
@@ -99,12 +118,31 @@ def load(
     check_decoder(artifact)
     timeline.mark("open")
     request = LoadRequest(weights, random_weights, verify, memory_limit, progress)
+    if artifact.plan.stages:
+        return _load_rank(artifact, request, timeline)
+    if ranks.started_as_rank():
+        raise RankError("the artifact is for one rank", hint="start it without torchrun or --nproc")
     load_on = _load_gpu if artifact.plan.target.isa.startswith(GPU) else _load_cpu
     executor, tokenizer, template = load_on(artifact, request, timeline)
     engine = make_engine(artifact, executor, tokenizer)
     timeline.mark("executor")
     return Session(
         artifact, engine, executor, tokenizer, template, timeline.phases, timeline.beside
+    )
+
+
+def _load_rank(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> Session:
+    """One rank of several: it meets the others, then loads what is its own."""
+    world = ranks.join(artifact.plan)
+    timeline.mark("meet")
+    own = artifact.of_rank(world.rank)
+    executor, tokenizer, template = _load_cpu(own, request, timeline, world.tp_rank)
+    stage = artifact.plan.stages[world.stage]
+    steps = RankSteps(executor, stage, world, _sampler(artifact.plan))
+    engine = make_engine(own, steps, tokenizer, micro_batches=world.pp)
+    timeline.mark("executor")
+    return Session(
+        own, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
     )
 
 
@@ -122,7 +160,9 @@ def check_decoder(artifact: Artifact) -> None:
 _Loaded = tuple[AnyExecutor, Tokenizer | None, ChatTemplate | None]
 
 
-def _load_cpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
+def _load_cpu(
+    artifact: Artifact, request: LoadRequest, timeline: Timeline, tp_rank: int = 0
+) -> tuple[CpuExecutor, Tokenizer | None, ChatTemplate | None]:
     check_target(artifact, TARGET)
     loading = _CpuLoading(artifact, request)
     with checked(artifact, request.verify):
@@ -132,7 +172,7 @@ def _load_cpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _
         placed = loading.weights()
         timeline.mark("weights")
     timeline.mark("verify")
-    return CpuExecutor(artifact, placed), tokenizer, template
+    return CpuExecutor(artifact, placed, tp_rank), tokenizer, template
 
 
 def _load_gpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
@@ -169,14 +209,21 @@ def checked(artifact: Artifact, verify: bool) -> Iterator[None]:
                 checking.result()
 
 
-def make_engine(artifact: Artifact, executor: AnyExecutor, tokenizer: Tokenizer | None) -> Engine:
-    """The engine with the limits of the plan."""
+def make_engine(
+    artifact: Artifact,
+    executor: AnyExecutor,
+    tokenizer: Tokenizer | None,
+    *,
+    micro_batches: int = 1,
+) -> Engine:
+    """The engine with the limits of the plan; `micro_batches` steps are under way at once."""
     plan = artifact.plan
     limits = SchedulerLimits(
         max_batch=plan.schedule.max_batch,
         max_step_tokens=plan.schedule.max_step_tokens,
         prefill_chunk_tokens=plan.schedule.prefill_chunk_tokens,
         max_context=plan.tokens.max_context,
+        micro_batches=micro_batches,
     )
     return Engine(
         executor,
@@ -188,6 +235,11 @@ def make_engine(artifact: Artifact, executor: AnyExecutor, tokenizer: Tokenizer 
         logits_width=plan.tokens.logits_width,
         eos_ids=plan.tokens.eos_token_ids,
     )
+
+
+def _sampler(plan: Plan) -> Sampler:
+    tokens = plan.tokens
+    return Sampler(tokens.vocab_size, tokens.logits_width, tokens.eos_token_ids)
 
 
 def _text_files(artifact: Artifact) -> tuple[Tokenizer | None, ChatTemplate | None]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from sitsc.core.artifact import WEIGHTS, Artifact
+from sitsc.core.artifact import Artifact
 from sitsc.core.errors import ArtifactError
 from sitsc.core.plan import ArenaBuffer, KvGroup, Memory
 from sitsc.core.weights import DTYPES, WeightSpec
@@ -38,8 +38,9 @@ def huge_block(nbytes: int) -> Tensor:
 def read_weights(artifact: Artifact) -> dict[str, Tensor]:
     """Every planned weight, read from the weights file into one block by several threads."""
     index = artifact.stored_weights()
-    path = artifact.file(WEIGHTS)
-    size = artifact.manifest.files[WEIGHTS].bytes
+    name = artifact.weights
+    path = artifact.file(name)
+    size = artifact.manifest.files[name].bytes
     whole = huge_block(size)
     view = whole.numpy().data
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as pool:
@@ -50,12 +51,12 @@ def read_weights(artifact: Artifact) -> dict[str, Tensor]:
         starts = range(0, size, _PIECE)
         counts = list(pool.map(read, starts))
     if any(count < min(_PIECE, size - s) for count, s in zip(counts, starts, strict=True)):
-        raise ArtifactError(f"{WEIGHTS} cannot be read whole", where=artifact.root.name)
+        raise ArtifactError(f"{name} cannot be read whole", where=artifact.root.name)
     weights = {}
     for spec in artifact.plan.model.parameters:
         place = index.get(spec.name)
         if place is None or place.bytes != spec.nbytes or place.offset + place.bytes > size:
-            raise ArtifactError(f"weight {spec.name} is not in {WEIGHTS}", where=artifact.root.name)
+            raise ArtifactError(f"weight {spec.name} is not in {name}", where=artifact.root.name)
         weights[spec.name] = shaped(whole[place.offset : place.offset + place.bytes], spec)
     return weights
 

@@ -4,7 +4,9 @@ In: a .pt2 file, and weights. Out: a runner of the library inside it, from a fil
 start-up needs no temporary folder and nothing is left behind.
 """
 
+import json
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,12 @@ def load_package(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             [name] = [item for item in archive.namelist() if item.endswith(".so")]
             code = archive.read(name)
+            calls = f"{name.removesuffix('.so')}.json"
+            outside = archive.read(calls) if calls in archive.namelist() else None
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path.name} is not a package: {error}") from error
+    if outside is not None and json.loads(outside).get("nodes"):
+        return _from_folder(path.name, code, outside)
     handle = os.memfd_create(path.stem)
     try:
         view = memoryview(code)
@@ -51,8 +57,27 @@ def load_package(path: Path) -> Any:
         return torch._C._aoti.AOTIModelContainerRunnerCpu(place, 1)  # pyright: ignore
     except RuntimeError as error:
         os.close(handle)
-        first = str(error).splitlines()[0]
-        raise ArtifactError(
-            f"package {path.name} cannot be loaded: {first}",
-            hint="was it built with this version of torch?",
-        ) from error
+        raise _unfit(path.name, error) from error
+
+
+def _from_folder(package: str, code: bytes, calls: bytes) -> Any:
+    """The runner of a package that calls operators by torch's dispatcher: collectives.
+
+    Torch reads which from a file beside the library; both are gone when it is loaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="sitsc-") as folder:
+        library = Path(folder) / "model.so"
+        library.write_bytes(code)
+        library.with_suffix(".json").write_bytes(calls)
+        try:
+            return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)  # pyright: ignore
+        except RuntimeError as error:
+            raise _unfit(package, error) from error
+
+
+def _unfit(package: str, error: RuntimeError) -> ArtifactError:
+    first = str(error).splitlines()[0]
+    return ArtifactError(
+        f"package {package} cannot be loaded: {first}",
+        hint="was it built with this version of torch?",
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sitsc.core.artifact import WEIGHTS, Artifact
+from sitsc.core.artifact import Artifact
 from sitsc.core.errors import ArtifactError, CheckpointError
 from sitsc.core.weights import ReadRows, TensorSlice, WeightSpec
 from sitsc.runtime.checkpoint_weights import CheckpointFiles, TensorPlace
@@ -29,15 +29,16 @@ class WeightSource:
 
 def packed_source(artifact: Artifact, layout: WeightLayout) -> WeightSource:
     """The weights file inside an artifact. Raises ArtifactError when a weight is not in it."""
-    index, size = artifact.stored_weights(), artifact.manifest.files[WEIGHTS].bytes
+    name = artifact.weights
+    index, size = artifact.stored_weights(), artifact.manifest.files[name].bytes
     pieces = []
     for place in layout.places:
         spec = place.spec
         stored = index.get(spec.name)
         if stored is None or stored.bytes != spec.nbytes or stored.offset + spec.nbytes > size:
-            raise ArtifactError(f"weight {spec.name} is not in {WEIGHTS}", where=artifact.root.name)
+            raise ArtifactError(f"weight {spec.name} is not in {name}", where=artifact.root.name)
         pieces.append(Piece(0, stored.offset, spec.nbytes, place.offset))
-    return WeightSource((artifact.file(WEIGHTS),), tuple(pieces), (), _no_rows)
+    return WeightSource((artifact.file(name),), tuple(pieces), (), _no_rows)
 
 
 def checkpoint_source(folder: Path, layout: WeightLayout) -> WeightSource:

@@ -47,6 +47,9 @@ __all__ = [
     "fit_context",
     "make_plan",
     "model_facts",
+    "numerics_of",
+    "pass_context",
+    "pass_tuple",
     "resolve_dtypes",
     "run",
     "trace",
@@ -160,7 +163,8 @@ def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
     return CPU_INT8 if options.weights == "int8" else CPU
 
 
-def _context(dtypes: Dtypes, options: CompileOptions) -> PassContext:
+def pass_context(dtypes: Dtypes, options: CompileOptions) -> PassContext:
+    """What passes need to know of the compilation."""
     return PassContext(
         dtypes.compute, options.weights, dtypes.kv, options.page_size, options.target
     )
@@ -171,7 +175,12 @@ def run(
 ) -> Numerics:
     """Run the passes of the target in place, and say what that means for precision."""
     passes = pass_tuple(options)
-    run_passes(module, passes, _context(dtypes, options), dump=dump)
+    run_passes(module, passes, pass_context(dtypes, options), dump=dump)
+    return numerics_of(passes, dtypes, options)
+
+
+def numerics_of(passes: tuple[Pass, ...], dtypes: Dtypes, options: CompileOptions) -> Numerics:
+    """What these passes mean for precision."""
     return Numerics(
         dtype=dtypes.compute,
         weights=options.weights,
@@ -189,7 +198,7 @@ def check_checkpoint(checkpoint: Checkpoint, dtypes: Dtypes, options: CompileOpt
         check_passes(checkpoint.config, dtypes, options)
         return
     module = trace_onnx(checkpoint, dtypes.torch_dtype)
-    run_passes(module, pass_tuple(options), _context(dtypes, options), check=True)
+    run_passes(module, pass_tuple(options), pass_context(dtypes, options), check=True)
 
 
 def check_passes(config: dict[str, Any], dtypes: Dtypes, options: CompileOptions) -> None:
@@ -200,7 +209,7 @@ def check_passes(config: dict[str, Any], dtypes: Dtypes, options: CompileOptions
     if num_experts(config):
         dtypes = Dtypes("float32", "float32")
     module = trace(tiny_config(config), dtypes.torch_dtype)
-    run_passes(module, pass_tuple(options), _context(dtypes, options), check=True)
+    run_passes(module, pass_tuple(options), pass_context(dtypes, options), check=True)
 
 
 def make_plan(

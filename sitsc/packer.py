@@ -12,7 +12,7 @@ from sitsc.core.artifact import ArtifactWriter
 from sitsc.core.canonical import canonical_json
 from sitsc.core.errors import CheckpointError, OptionError
 from sitsc.core.options import CompileOptions
-from sitsc.core.packing import rank_files, write_weights
+from sitsc.core.packing import write_weights
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.core.weights import WeightSpec
@@ -52,7 +52,8 @@ def pack(
     checkpoint: Checkpoint, plan: Plan, writer: ArtifactWriter, progress: Callable[[float], None]
 ) -> None:
     """Stream every planned buffer into the artifact. Raises CheckpointError."""
-    pack_ranks(checkpoint, (plan.model.parameters,), writer, progress)
+    ranks = [plan.of_rank(rank).model.parameters for rank in range(plan.num_ranks)]
+    pack_ranks(checkpoint, ranks, writer, progress)
 
 
 def pack_ranks(
@@ -64,7 +65,7 @@ def pack_ranks(
     """Stream the buffers of every rank into files of its own. Raises CheckpointError.
 
     Of each tensor only the rows are read that a rank has; the files are called as
-    `packing.rank_files` says, and hold the buffers in the order given.
+    `artifact.rank_files` says, and hold the buffers in the order given.
     """
     _check_duplicates(checkpoint)
     whole, done = max(1, sum(spec.nbytes for specs in ranks for spec in specs)), 0
@@ -79,7 +80,7 @@ def pack_ranks(
 
     with files.disk_errors(writer.out):
         for rank, specs in enumerate(ranks):
-            weights, listed = rank_files(rank, len(ranks))
+            weights, listed = files.rank_files(rank, len(ranks))
             try:
                 index = write_weights(specs, read, writer.path(weights), advance)
             except ValueError as error:

@@ -170,8 +170,13 @@ def plan_checkpoint(
     module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
     facts = lowering.fit_context(facts, checkpoint, options, module.graph)
     progress("passes", 0.0)
-    numerics = lowering.run(module, dtypes, options, dump)
-    plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
+    if options.num_ranks > 1 or options.ep > 1:
+        from sitsc.rank_lowering import plan_ranks  # noqa: PLC0415  (as lowering)
+
+        plan, generate = plan_ranks(module, facts, options, dtypes, data, dump)
+    else:
+        numerics = lowering.run(module, dtypes, options, dump)
+        plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
     progress("passes", 1.0)
     return Planned(plan, module.graph, checkpoint, generate)
 
@@ -211,7 +216,8 @@ def _generate(planned: Planned, folder: Path, progress: Progress) -> None:
     progress("codegen", 0.0)
     planned.generate(folder, lambda share: progress("codegen", share))
     on_gpu = planned.plan.target.isa.startswith("sm_")
-    write_reference(planned.graph, folder, required=on_gpu)
+    if not planned.plan.stages:  # of several ranks no graph is the whole model
+        write_reference(planned.graph, folder, required=on_gpu)
     (folder / files.PLAN).write_text(planned.plan.text())
 
 

@@ -18,6 +18,7 @@ PIPELINE += (
     "build_info.py",
     "partition_pipeline.py",
     "simulate_pipeline.py",
+    "rank_lowering.py",
 )
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}

@@ -111,6 +111,9 @@ def test_every_option_changes_the_fingerprint():
         "kv_tokens": 4096,
         "page_tokens": 16,
         "pack": False,
+        "tp": 2,
+        "pp": 2,
+        "ep": 2,
         "allow_unknown_keys": ("x",),
     }
     base = CompileOptions(target="h200")

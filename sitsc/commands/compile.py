@@ -35,6 +35,9 @@ _Pack = Annotated[
         help="Weights inside the artifact or not; by default below 2 GiB and when quantised.",
     ),
 ]
+_Tp = Annotated[int, typer.Option(help="Ranks that share every layer (tensor parallel).")]
+_Pp = Annotated[int, typer.Option(help="Stages of layers, each on its own ranks (pipeline).")]
+_Ep = Annotated[int, typer.Option(help="Of the TP ranks, groups that share whole experts.")]
 _Check = Annotated[
     bool, typer.Option("--check", help="Execute a small model before and after every pass.")
 ]
@@ -60,6 +63,9 @@ def compile(  # the CLI name; the builtin is not used in this package
     kv_tokens: _KvTokens = 0,
     page_tokens: _PageTokens = 0,
     pack: _Pack = None,
+    tp: _Tp = 1,
+    pp: _Pp = 1,
+    ep: _Ep = 1,
     check: _Check = False,
     allow_unknown_key: _Allowed = None,
     dump: _Dump = None,
@@ -78,6 +84,9 @@ def compile(  # the CLI name; the builtin is not used in this package
         kv_tokens=kv_tokens,
         page_tokens=page_tokens,
         pack=pack,
+        tp=tp,
+        pp=pp,
+        ep=ep,
         allow_unknown_keys=tuple(allow_unknown_key or ()),
     )
     made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
@@ -128,6 +137,12 @@ def _refuse_preset(model: Path) -> None:
         raise OptionError(f"{model} is a preset, not a model folder", hint=hint)
 
 
+def kv_tokens(plan: Any) -> int:
+    """Tokens that the KV pages hold, of one rank as of all."""
+    kv = plan.stages[0].kv if plan.stages else plan.kv
+    return plan.memory.kv_pages * kv[0].page_tokens if kv else 0
+
+
 def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
     """The figures of a finished artifact; `cached` when no code was generated."""
     plan = artifact.plan
@@ -142,7 +157,8 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
         "tokenizer": artifact.has("tokenizer.json"),
         "weights_bytes": plan.memory.weights_bytes,
         "kv_bytes": plan.memory.kv_bytes,
-        "kv_tokens": plan.memory.kv_pages * plan.kv[0].page_tokens if plan.kv else 0,
+        "kv_tokens": kv_tokens(plan),
+        "ranks": plan.num_ranks,
         "arena_bytes": plan.memory.arena_bytes,
         "predictions": {
             name: {"value": p.value, "unit": p.unit, "error": p.error}

@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sitsc.commands.generation import Loaded, generate, load_session, speed_line, timings
 from sitsc.commands.output import Json, MemoryLimit, print_json, remark, size_bytes
+from sitsc.commands.ranks import follows, start_ranks
 from sitsc.core.errors import RequestError
 from sitsc.core.sampling import SamplingOptions
 
@@ -34,6 +35,10 @@ _Random = Annotated[
 _Verify = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Check every file's checksum first.")
 ]
+_Nproc = Annotated[
+    int, typer.Option(help="Start so many ranks here, for an artifact of several; 0: be one.")
+]
+_Port = Annotated[int, typer.Option(help="Where the ranks of --nproc meet; 0: a free port.")]
 
 
 def run(
@@ -53,9 +58,18 @@ def run(
     random_weights: _Random = False,
     memory_limit: MemoryLimit = None,
     verify: _Verify = True,
+    nproc: _Nproc = 0,
+    port: _Port = 0,
     as_json: Json = False,
 ) -> None:
     """Answer TEXT with the model of an artifact."""
+    if nproc or port:
+        raise typer.Exit(start_ranks(artifact, nproc, port))
+    limit = size_bytes(memory_limit)
+    more: dict[str, Any] = {"random_weights": random_weights, "memory_limit": limit}
+    if follows():
+        load_session(artifact, weights, verify, **more).session.serve()
+        return
     if embed:
         print_embedding(artifact, read_prompt(text), verify, as_json)
         return
@@ -69,11 +83,12 @@ def run(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    prompt, limit = read_prompt(text), size_bytes(memory_limit)
-    loaded = load_session(
-        artifact, weights, verify, random_weights=random_weights, memory_limit=limit
-    )
-    print_answer(loaded, prompt, options, chat, as_json)
+    prompt = read_prompt(text)
+    loaded = load_session(artifact, weights, verify, **more)
+    try:
+        print_answer(loaded, prompt, options, chat, as_json)
+    finally:
+        loaded.session.close()
 
 
 def print_answer(

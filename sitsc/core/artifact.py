@@ -67,13 +67,32 @@ class StoredWeight:
     bytes: int
 
 
+def rank_files(rank: int, num_ranks: int) -> tuple[str, str]:
+    """The names of a rank's weights file and of its index in an artifact for `num_ranks`."""
+    if num_ranks == 1:
+        return WEIGHTS, WEIGHTS_INDEX
+    return f"weights_{rank}.bin", f"weights_{rank}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An opened artifact: its folder, manifest and plan."""
+    """An opened artifact: its folder, manifest and plan, and the files of its weights."""
 
     root: Path
     manifest: Manifest
     plan: Plan
+    weights: str = WEIGHTS
+    weights_index: str = WEIGHTS_INDEX
+
+    def of_rank(self, rank: int) -> "Artifact":
+        """The artifact as one of its ranks sees it: the plan and the weights of that rank alone."""
+        plan, count = self.plan.of_rank(rank), self.plan.num_ranks
+        weights, index = rank_files(rank, count)
+        others = {name for other in range(count) for name in rank_files(other, count)}
+        others -= {weights, index}
+        files = {name: e for name, e in self.manifest.files.items() if name not in others}
+        manifest = replace(self.manifest, files=files)
+        return replace(self, manifest=manifest, plan=plan, weights=weights, weights_index=index)
 
     def file(self, name: str) -> Path:
         """The path of a file; raises ArtifactError when the manifest does not name it."""
@@ -104,8 +123,8 @@ class Artifact:
 
     def stored_weights(self) -> dict[str, StoredWeight]:
         """The index of the weights file, by buffer. Raises ArtifactError or PlanError."""
-        value = self.json(WEIGHTS_INDEX)
-        items = from_value(tuple[StoredWeight, ...], value, WEIGHTS_INDEX)
+        value = self.json(self.weights_index)
+        items = from_value(tuple[StoredWeight, ...], value, self.weights_index)
         return {item.name: item for item in items}
 
 

@@ -28,6 +28,9 @@ class CompileOptions:
     kv_tokens: int = 0
     page_tokens: int = 0
     pack: bool | None = None
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
     allow_unknown_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,6 +47,7 @@ class CompileOptions:
                 )
         ranges = (("max_context", 0, 1 << 20), ("max_batch", 1, 1024), ("kv_tokens", 0, 1 << 26))
         ranges += (("prefill_chunk_tokens", 16, 1 << 16),)
+        ranges += (("tp", 1, 1024), ("pp", 1, 1024), ("ep", 1, 1024))
         usual = {f.name: f.default for f in fields(self)}
         for name, low, high in ranges:
             value = getattr(self, name)
@@ -65,6 +69,11 @@ class CompileOptions:
                 f"--page-tokens {self.page_tokens} is not possible on {self.target}",
                 hint=f"one of {allowed}; leave it out for {pages[-1]}",
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that run the artifact together."""
+        return self.tp * self.pp
 
     @property
     def is_cpu(self) -> bool:

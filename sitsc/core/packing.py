@@ -10,17 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sitsc.core.artifact import WEIGHTS, WEIGHTS_INDEX, StoredWeight
+from sitsc.core.artifact import StoredWeight
 from sitsc.core.weights import WeightSpec, materialise
 
 ALIGNMENT = 64
-
-
-def rank_files(rank: int, num_ranks: int) -> tuple[str, str]:
-    """The names of a rank's weights file and of its index in an artifact for `num_ranks`."""
-    if num_ranks == 1:
-        return WEIGHTS, WEIGHTS_INDEX
-    return f"weights_{rank}.bin", f"weights_{rank}.json"
 
 
 def write_weights(

@@ -6,7 +6,7 @@ microseconds.
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sitsc.core.canonical import canonical_json, digest, sha256_hex
@@ -325,8 +325,31 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """What the ranks of one pipeline stage run, each with weights of its own.
+
+    `layers` are the first one and the one after the last. What crosses into the stage and out of it
+    is named by `receives` and `sends`, as its packages take and give it. `parameters` are of each
+    tensor-parallel rank.
+    """
+
+    layers: tuple[int, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    parameters: tuple[tuple[WeightSpec, ...], ...]
+    regimes: tuple[Regime, ...]
+    packages: tuple[Package, ...]
+    kv: tuple[KvGroup, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module."""
+    """See the module.
+
+    A plan for several ranks has `stages`; what they say is empty here, and `memory` that of the
+    fullest rank. `of_rank` makes the plan of one.
+    """
 
     schema: int
     model: Model
@@ -341,6 +364,30 @@ class Plan:
     schedule: Schedule
     numerics: Numerics
     predictions: dict[str, Prediction]
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that run the plan together."""
+        return len(self.ranks)
+
+    def of_rank(self, rank: int) -> "Plan":
+        """The plan of one rank alone; raises PlanError for a rank that there is not."""
+        if not 0 <= rank < self.num_ranks:
+            raise PlanError(f"the plan has no rank {rank}", hint=f"it is for {self.num_ranks}")
+        if not self.stages:
+            return self
+        stage = self.stages[self.ranks[rank].program]
+        parameters = stage.parameters[self.ranks[rank].shard]
+        return replace(
+            self,
+            model=replace(self.model, parameters=parameters),
+            regimes=stage.regimes,
+            packages=stage.packages,
+            kv=stage.kv,
+            memory=stage.memory,
+            stages=(),
+        )
 
     @property
     def kind(self) -> str:

@@ -27,6 +27,7 @@ class SchedulerLimits:
     max_step_tokens: int  # tokens in a step, all sequences together
     prefill_chunk_tokens: int  # tokens of one sequence in a step
     max_context: int  # tokens of one request, prompt and answer
+    micro_batches: int = 1  # steps in flight that have no sequence waiting for a token in common
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -53,6 +54,11 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # waiting and running
         self._in_flight: deque[StepBatch] = deque()
         self._num_arrivals = 0
+
+    @property
+    def most_in_flight(self) -> int:
+        """Steps that may be scheduled before the first is settled."""
+        return max(MOST_IN_FLIGHT, self.limits.micro_batches)
 
     @property
     def num_waiting(self) -> int:
@@ -93,7 +99,7 @@ class Scheduler:
         With a step in flight, requests go on from the tokens that it will sample; a request whose
         last token is in flight waits for it. Raises nothing.
         """
-        assert len(self._in_flight) < MOST_IN_FLIGHT, "too many steps are not settled"
+        assert len(self._in_flight) < self.most_in_flight, "too many steps are not settled"
         if self._waiting:
             self._admit()
         batch = self._fill()
@@ -187,7 +193,7 @@ class Scheduler:
     def _fill(self) -> StepBatch | None:
         """Give every running request its tokens, oldest first; decoding ones never wait."""
         limits = self.limits
-        running = [request for request in self._running if not request.is_ending]
+        running = self._ready()
         decoding = sum(r.num_tokens - r.num_computed == 1 for r in running)
         prefill_budget = limits.max_step_tokens - decoding
         ids: list[int] = []
@@ -222,6 +228,18 @@ class Scheduler:
             return None
         regime = "decode" if decode else "prefill"
         return StepBatch(regime, tuple(ids), tokens, starts, contexts, tables, sample)
+
+    def _ready(self) -> list[Request]:
+        """Running requests that a step may advance.
+
+        With micro-batches, those whose token is in flight wait for it, and a step takes its share
+        of the others, so that stages have about as much to do in every step.
+        """
+        running = [request for request in self._running if not request.is_ending]
+        if self.limits.micro_batches == 1:
+            return running
+        share = -(-len(running) // self.limits.micro_batches)
+        return [request for request in running if not request.num_pending][:share]
 
     def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Its table with room for more tokens; None if it was the youngest and had to give way."""

@@ -1,0 +1,186 @@
+"""Steps over several ranks: rank 0 schedules and samples, all compute their part.
+
+In: a `StepBatch` on rank 0. Out: its tokens there. A step travels from stage to stage with what
+crosses the bound; the ranks of a stage compute it together; logits go back to rank 0. As many steps
+as there are stages may be under way, so that all stages work.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sitsc.core.errors import ExecutionError, RankError, SitscError
+from sitsc.core.plan import Stage
+from sitsc.core.serving.batch import StepBatch
+from sitsc.core.serving.wire import STOP, decode, encode
+from sitsc.runtime.cpu_executor import CpuExecutor
+from sitsc.runtime.ranks import World
+from sitsc.runtime.sampler import Sampler, SamplerRow
+from sitsc.runtime.steps import Sampled
+
+_LENGTH, _STEP, _LOGITS, _VALUE = 1, 2, 3, 4  # tags of messages; a value's number is added
+_VERDICT_S = 12.0
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Messages on their way: what they are made of must live until they have left."""
+
+    works: list[Any] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def add(self, tensor: Tensor, to: int, tag: int) -> None:
+        self.tensors.append(tensor)
+        self.works.append(dist.isend(tensor, to, tag=tag))
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted; `logits` where this rank has them itself."""
+
+    rows: tuple[SamplerRow, ...]
+    logits: Tensor | None
+    sent: _Sent
+
+
+class RankSteps:
+    """The `StepExecutor` of rank 0, and the loop of every other rank."""
+
+    def __init__(self, executor: CpuExecutor, stage: Stage, world: World, sampler: Sampler) -> None:
+        self._executor, self._stage, self._world = executor, stage, world
+        self._sampler = sampler
+        self.rank, self.num_ahead = world.rank, world.pp - 1
+        self._closed = False
+        self._width = executor.plan.tokens.logits_width
+
+    # --- rank 0 -------------------------------------------------------------------------------
+
+    def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> _Step:
+        """Compute the first stage and send the step on."""
+        with self._together():
+            sent = self._tell_stage(batch)
+            outputs = self._compute(batch)
+            if self._world.pp > 1:
+                self._pass_on(batch, outputs, sent)
+        logits = outputs[0][: len(rows)] if self._world.pp == 1 else None
+        return _Step(tuple(rows), logits, sent)
+
+    def collect(self, step: _Step) -> Sampled:
+        """Wait for the logits, and sample."""
+        logits = step.logits
+        if logits is None:
+            logits = torch.empty(len(step.rows), self._width)
+            with self._together():
+                if step.rows:
+                    self._receive(logits, self._world.last, _LOGITS)
+                step.sent.wait()
+        else:
+            step.sent.wait()
+        return self._sampler.sample(logits, list(step.rows))
+
+    def forget(self, request_id: int) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Let all other ranks end, and do without them from now on. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        sent = _Sent()
+        for rank in range(1, self._world.tp) if self._world.rank == 0 else ():
+            sent.add(torch.tensor([STOP]), rank, _LENGTH)
+        if not self._world.is_last:
+            sent.add(torch.tensor([STOP]), self._world.after, _LENGTH)
+        with suppress(RuntimeError):  # a rank that is lost need not be told
+            sent.wait()
+        self._world.watch.stop()
+        dist.destroy_process_group()
+
+    # --- other ranks --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Compute steps as they come, until rank 0 ends. Raises RankError, ExecutionError."""
+        world, length = self._world, torch.empty(1, dtype=torch.int64)
+        while True:
+            self._quiet_receive(length)
+            if int(length) == STOP:
+                break
+            with self._together():
+                numbers = torch.empty(int(length), dtype=torch.int64)
+                self._receive(numbers, world.before, _STEP)
+                batch = decode(numbers.tolist())
+                if world.stage:
+                    self._incoming(batch)
+                outputs, sent = self._compute(batch), _Sent()
+                if not world.is_last:
+                    self._pass_on(batch, outputs, sent)
+                elif world.tp_rank == 0 and world.stage and len(batch.sampled_ids):
+                    sent.add(outputs[0], 0, _LOGITS)
+                with world.watch.waiting():
+                    sent.wait()
+        self.close()
+
+    def _quiet_receive(self, length: Tensor) -> None:
+        """Wait for the next step; for as long as rank 0 has nothing to do."""
+        try:
+            dist.recv(length, self._world.before, tag=_LENGTH)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _tell_stage(self, batch: StepBatch) -> _Sent:
+        """The step to the other ranks of the first stage."""
+        sent = _Sent()
+        if self._world.tp > 1:
+            numbers = torch.tensor(encode(batch))
+            for rank in range(1, self._world.tp):
+                sent.add(torch.tensor([len(numbers)]), rank, _LENGTH)
+                sent.add(numbers, rank, _STEP)
+        return sent
+
+    def _pass_on(self, batch: StepBatch, outputs: list[Tensor], sent: _Sent) -> None:
+        """The step and what crosses the bound, to the rank of the same number."""
+        numbers, after = torch.tensor(encode(batch)), self._world.after
+        sent.add(torch.tensor([len(numbers)]), after, _LENGTH)
+        sent.add(numbers, after, _STEP)
+        for index, value in enumerate(outputs):
+            sent.add(value.contiguous().clone(), after, _VALUE + index)
+
+    def _incoming(self, batch: StepBatch) -> None:
+        """What crosses the bound into this stage, received in its place in the arena."""
+        for index, value in enumerate(self._executor.places(batch, self._stage.receives)):
+            self._receive(value, self._world.before, _VALUE + index)
+
+    def _receive(self, tensor: Tensor, source: int, tag: int) -> None:
+        with self._world.watch.waiting():
+            dist.recv(tensor, source, tag=tag)
+
+    def _compute(self, batch: StepBatch) -> list[Tensor]:
+        with self._world.watch.busy():
+            return self._executor.outputs(batch)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """A failure of the network becomes the name of the rank that is lost."""
+        try:
+            yield
+        except (RuntimeError, ExecutionError) as error:
+            if isinstance(error, SitscError) and not isinstance(error, ExecutionError):
+                raise
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> RankError:
+        """Wait for the watch to say who is lost; it ends the process when it knows."""
+        what = self._world.watch.verdict(_VERDICT_S)
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return RankError(what or f"rank {self._world.rank}: {first}", hint="see what it wrote")

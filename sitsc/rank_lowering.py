@@ -1,0 +1,148 @@
+"""The plan of several ranks: a program for each pipeline stage, weights for each rank of it.
+
+What `pipeline.plan_checkpoint` calls for more than one rank; imported late, as lowering is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from torch import fx
+
+from sitsc import lowering
+from sitsc.codegen import cpu
+from sitsc.core.errors import OptionError
+from sitsc.core.hardware import TargetData
+from sitsc.core.options import CompileOptions
+from sitsc.core.parallel import Partition, even_stages
+from sitsc.core.plan import LayerClass, Plan, Rank, Regime, Stage
+from sitsc.passes.for_rank import stage_graphs
+from sitsc.passes.fxutil import layer_of
+from sitsc.passes.planner import PACKAGE, ModelFacts
+from sitsc.passes.shard_table import weights_of_rank
+from sitsc.passes.stages import CROSSING
+
+
+def plan_ranks(
+    module: fx.GraphModule,
+    facts: ModelFacts,
+    options: CompileOptions,
+    dtypes: lowering.Dtypes,
+    data: TargetData,
+    dump: Path | None,
+) -> tuple[Plan, lowering.Generate]:
+    """The plan of all ranks, and what writes their code; `module` is the traced graph.
+
+    Raises PartitionError for what does not divide, naming what would, OptionError for GPUs.
+    """
+    if data.cuda is not None:
+        raise OptionError(
+            f"{options.target} is compiled for one rank today, not for {options.num_ranks}",
+            hint="--target cpu runs several",
+        )
+    partition = Partition(options.tp, options.pp, options.ep)
+    bounds = even_stages(_num_layers(module.graph), options.pp)
+    passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
+    graphs = [m.graph for m in stage_graphs(module, passes, partition, bounds, context, dump)]
+    numerics = lowering.numerics_of(passes, dtypes, options)
+    plans = [lowering.make_plan(g, facts, options, numerics, data)[0] for g in graphs]
+    return _joined(plans, graphs, partition, bounds), lambda folder, done: _generate(
+        graphs, folder, done
+    )
+
+
+def _num_layers(graph: fx.Graph) -> int:
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    return len({layer_of(node) for node in calls} - {None})
+
+
+def _joined(
+    plans: list[Plan], graphs: list[fx.Graph], partition: Partition, bounds: tuple[int, ...]
+) -> Plan:
+    """The plans of all stages as one; times add up, memory is that of the fullest rank."""
+    classes: list[LayerClass] = []
+    stages = []
+    for index, (plan, graph, layers) in enumerate(
+        zip(plans, graphs, pairwise(bounds), strict=True)
+    ):
+        names = _merge(classes, plan.model.layer_classes)
+        stages.append(_stage(plan, graph, index, layers, partition.tp, names))
+    first = plans[0]
+    found = {
+        key: replace(value, value=_total(plans, key)) for key, value in first.predictions.items()
+    }
+    ranks = [Rank(r, *divmod(r, partition.tp)) for r in range(partition.num_ranks)]
+    return replace(
+        first,
+        model=replace(first.model, layer_classes=tuple(classes), parameters=()),
+        parallel=replace(
+            first.parallel, tp=partition.tp, pp=partition.pp, ep=partition.ep, stages=bounds
+        ),
+        regimes=(),
+        packages=(),
+        ranks=tuple(ranks),
+        kv=(),
+        memory=max((plan.memory for plan in plans), key=lambda memory: memory.total_bytes),
+        predictions=found,
+        stages=tuple(stages),
+    )
+
+
+def _total(plans: list[Plan], key: str) -> float:
+    """A start takes as long as the slowest rank, a step as all stages one after another."""
+    values = [plan.predictions[key].value for plan in plans]
+    return max(values) if key == "cold_start" else sum(values)
+
+
+def _merge(known: list[LayerClass], more: tuple[LayerClass, ...]) -> dict[str, str]:
+    """Add the classes of a stage; what each of its names is called now."""
+    names = {}
+    for item in more:
+        same = next((c for c in known if c.digest == item.digest), None)
+        if same is None:
+            same = replace(item, name=f"layer_{chr(ord('a') + len(known))}", layers=())
+            known.append(same)
+        names[item.name] = same.name
+        place = known.index(same)
+        known[place] = replace(same, layers=tuple(sorted({*same.layers, *item.layers})))
+    return names
+
+
+def _stage(
+    plan: Plan,
+    graph: fx.Graph,
+    index: int,
+    layers: tuple[int, int],
+    tp: int,
+    names: dict[str, str],
+) -> Stage:
+    """One stage out of the plan of its graph."""
+    arguments = plan.regimes[0].groups[0].launches[0].arguments
+    return Stage(
+        layers=layers,
+        receives=tuple(a.name for a in arguments if a.name.startswith(CROSSING)),
+        sends=tuple(graph.output_node().meta.get("outputs", ())),
+        parameters=tuple(weights_of_rank(graph, rank) for rank in range(tp)),
+        regimes=tuple(_renamed(regime, names) for regime in plan.regimes),
+        packages=tuple(replace(p, file=f"cpu/{_package(index)}.pt2") for p in plan.packages),
+        kv=plan.kv,
+        memory=plan.memory,
+    )
+
+
+def _renamed(regime: Regime, names: dict[str, str]) -> Regime:
+    rows = tuple(replace(k, layer_class=names.get(k.layer_class, "")) for k in regime.kernels)
+    return replace(regime, kernels=rows)
+
+
+def _package(index: int) -> str:
+    return f"{PACKAGE}_{index}"
+
+
+def _generate(graphs: list[fx.Graph], folder: Path, progress: Callable[[float], None]) -> None:
+    """The packages of all stages, and the kernels, which they share."""
+    for index, graph in enumerate(graphs):
+        cpu.generate(
+            graph, folder, lambda s, i=index: progress((i + s) / len(graphs)), _package(index)
+        )
