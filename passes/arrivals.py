@@ -16,6 +16,7 @@ from sitsc.passes.workloads import Workload, read_workload
 
 REQUESTS, MOST_REQUESTS = 200, 1_000_000
 _MEDIAN, _SPREAD, _SHORTEST, _LONGEST = 512, 0.8, 16, 4096  # prompts: a log-normal, cut
+_SLOWEST, _FASTEST, _LAST = 1e-3, 1e6, 1e9  # requests a second; seconds
 _OUTPUTS = (32, 256)  # even between both
 
 
@@ -94,8 +95,10 @@ def check(count: int, rate: float, concurrency: int) -> None:
         raise OptionError(
             f"--requests {count} is outside 1..{MOST_REQUESTS}", hint=f"such as {REQUESTS}"
         )
-    if not 0 <= rate < math.inf:
-        raise OptionError(f"--rate {rate:g} is no rate", hint="requests a second, above 0")
+    if rate and not _SLOWEST <= rate <= _FASTEST:
+        raise OptionError(
+            f"--rate {rate:g} is outside {_SLOWEST:g}..{_FASTEST:g}", hint="requests a second"
+        )
     if concurrency < 0:
         raise OptionError(f"--concurrency {concurrency}", hint="1 or more requests at once")
     if rate and concurrency:
@@ -107,8 +110,8 @@ def _arrival(request: dict[str, object], where: str) -> Arrival:
     at, length, prompt = request.get("at", 0.0), request.get("prompt_tokens"), request.get("prompt")
     output = request["max_tokens"]
     assert isinstance(at, int | float | str) and isinstance(output, int)
-    if not 0 <= float(at) < math.inf:
-        raise OptionError(f"a request at {at} s", where=where, hint="seconds from 0 on")
+    if not 0 <= float(at) <= _LAST:
+        raise OptionError(f"a request at {at} s", where=where, hint=f"0 to {_LAST:g} seconds")
     if not isinstance(length, int):
         assert isinstance(prompt, list | str)
         length = len(prompt)

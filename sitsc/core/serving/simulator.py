@@ -286,13 +286,19 @@ class _Replica:
         return max(waits, default=0.0)
 
     def _count(self, step: StepCost) -> None:
-        for stage, seconds in enumerate(step.stages):
-            self.busy[stage] += seconds
+        self.busy[0] += step.stages[0]
+        self.comm[0] += step.comm[0]
+        for stage in range(1, len(self.free)):
+            self.busy[stage] += step.stages[stage]
             self.comm[stage] += step.comm[stage]
         self.steps += 1
         self.send += step.send
-        self.peak = max(self.peak, self.pages.num_pages - self.pages.num_free)
-        self.waiting = max(self.waiting, self.scheduler.num_waiting)
+        used = self.pages.num_pages - self.pages.num_free
+        if used > self.peak:
+            self.peak = used
+        waiting = self.scheduler.num_waiting
+        if waiting > self.waiting:
+            self.waiting = waiting
 
     def use(self) -> ReplicaUse:
         num_requests = len(self.who)
