@@ -8,6 +8,7 @@ leaves a sign of life in the store; who misses one for too long ends the job and
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from sitsc.core.plan import Plan
 from sitsc.runtime.rank_watch import Watch
 
 BACKEND = "gloo"
-_MEETING = timedelta(seconds=60)
+_MEETING, _COMPARING = timedelta(seconds=60), timedelta(seconds=5)
 _EVER = timedelta(days=365)  # a step may be long in coming: the watch tells who is lost
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -150,6 +151,10 @@ def _agree(store: Any, plan: Plan, rank: int, size: int) -> None:
     mine = plan.sha256()
     store.set(f"plan/{rank}", mine)
     plans = [store.get(f"plan/{other}").decode() for other in range(size)]
+    store.set(f"compared/{rank}", mine)
+    if rank == 0 and len(set(plans)) > 1:  # the store must outlive the others' look at it
+        with suppress(RuntimeError):
+            store.wait([f"compared/{other}" for other in range(size)], _COMPARING)
     for other, theirs in enumerate(plans):
         if theirs != plans[0]:
             raise RankError(

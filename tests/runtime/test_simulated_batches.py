@@ -1,5 +1,6 @@
 """The simulator forms the batches that the real engine forms: same requests, rows and pages."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from sitsc.core.serving.simulator import Arrival, BatchSizes, Serving, StepCost,
 from sitsc.runtime.engine import Engine
 from sitsc.runtime.loader import load
 from tests.runtime.engine_models import (
+    VOCAB,
+    WIDTH,
     AheadExecutor,
     PagedExecutor,
-    engine,
     one_thread,  # noqa: F401  (a fixture of every test here)
 )
 
@@ -33,6 +35,12 @@ def shape(batch: StepBatch) -> tuple[Any, ...]:
         tables,
         list(batch.sample),
     )
+
+
+class StagedExecutor(AheadExecutor):
+    """As many steps under way as three stages hold."""
+
+    num_ahead = 2
 
 
 class Recorded:
@@ -97,13 +105,16 @@ def simulated(arrivals: list[Arrival], serving: Serving) -> list[tuple[Any, ...]
         max_size=7,
     ),
     st.integers(8, 30),
-    st.booleans(),
+    st.sampled_from([PagedExecutor, AheadExecutor, StagedExecutor]),
 )
-def test_as_the_engine(arrivals, pages, ahead) -> None:
-    """With page pressure and preemptions, one step ahead or none."""
-    kind = AheadExecutor if ahead else PagedExecutor
-    made = engine(3, 12, 5, 48, pages, 4, eos=(), kind=kind)
-    serving = Serving(LIMITS, pages, 4, num_ahead=int(ahead))
+def test_as_the_engine(arrivals, pages, kind) -> None:
+    """With page pressure and preemptions; one step ahead, none, or micro-batches."""
+    limits = replace(LIMITS, micro_batches=3 if kind is StagedExecutor else 1)
+    steps = kind(pages, 4)
+    sizes = {"num_pages": pages, "page_tokens": 4, "vocab_size": VOCAB, "logits_width": WIDTH}
+    made = Engine(steps, None, limits, **sizes)
+    ahead = steps.num_ahead if isinstance(steps, AheadExecutor) else 0
+    serving = Serving(limits, pages, 4, num_ahead=ahead)
     assert simulated(arrivals, serving) == Recorded(made).run(arrivals)
 
 
