@@ -5,7 +5,7 @@ Part of the pipeline; `sitsc simulate` calls it. Compiles nothing, reads no weig
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sitsc.core.errors import OptionError, PartitionError, PlanError
@@ -16,9 +16,10 @@ from sitsc.core.records import to_value
 from sitsc.core.serving.latency import Percentiles, Summary, percentiles, summarise
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.core.serving.simulator import Arrival, Cost, Serving, replay_prompts, simulate
-from sitsc.partition_pipeline import Asked, record_model, searcher
+from sitsc.partition_pipeline import CPU_LINK, GPU_LINK, Asked, record_model, searcher
 from sitsc.passes.arrivals import REQUESTS, Requests, draw, read_requests
 from sitsc.passes.batch_time import BatchTime
+from sitsc.passes.collectives import send, topology
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Candidate, Search
 from sitsc.passes.plan_time import PlanTime
@@ -162,7 +163,8 @@ def of_model(
 
 def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     """Replay on replicas of an artifact's plan. Raises PlanError for one without a scheduler."""
-    if plan.kind != "decoder" or not plan.kv:
+    own = plan.of_rank(0)
+    if plan.kind != "decoder" or not own.kv:
         raise PlanError("the plan has no KV pages to serve requests from", hint="a decoder's plan")
     parallel, schedule = plan.parallel, plan.schedule
     gpu = load_target(plan.target.name).cuda is not None
@@ -171,11 +173,12 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
         max_step_tokens=schedule.max_step_tokens,
         prefill_chunk_tokens=schedule.prefill_chunk_tokens,
         max_context=plan.tokens.max_context,
+        micro_batches=parallel.pp,
     )
     ahead = int(gpu and parallel.pp == 1)
-    pages = plan.kv[0].page_tokens
-    serving = Serving(limits, plan.memory.kv_pages, pages, replicas, ahead)
-    cost = PlanTime([plan.regimes])
+    serving = Serving(limits, own.memory.kv_pages, own.kv[0].page_tokens, replicas, ahead)
+    stages = [stage.regimes for stage in plan.stages] or [plan.regimes]
+    cost = PlanTime(stages, _sender(plan, GPU_LINK if gpu else CPU_LINK))
     summary = summarise(
         simulate(requests.arrivals, serving, cost, concurrency=requests.concurrency)
     )
@@ -191,6 +194,13 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
         fixed_chunk=limits.prefill_chunk_tokens,
         regimes=compare(requests, parallel.cuts, serving, cost),
     )
+
+
+def _sender(plan: Plan, link: str) -> Callable[[int], float]:
+    """Seconds in which the hidden state of so many tokens comes to the next stage of a plan."""
+    where = topology(plan.num_ranks, 1, link, "")
+    width = plan.model.dimensions.get("hidden_size", 0) * _HIDDEN_BYTES
+    return lambda tokens: 1e-6 * send(tokens * width, where, across=False).us
 
 
 def report_value(report: Report) -> dict[str, Any]:
@@ -233,15 +243,8 @@ def _serving(search: Search, best: Candidate, sizes: Sizes) -> Serving:
             f"{chunk + batch} tokens",
             hint="fewer KV tokens, a smaller --chunk or --max-batch, or more devices",
         )
-    micro = max(partition.pp, best.micro_batches) if partition.pp > 1 else 1
-    limits = _limits(batch, chunk, context, micro)
+    limits = SchedulerLimits(batch, chunk + batch, chunk, context, micro_batches=partition.pp)
     return Serving(limits, wanted // page, page, partition.dp, int(gpu and partition.pp == 1))
-
-
-def _limits(batch: int, chunk: int, context: int, micro: int) -> SchedulerLimits:
-    known = {spec.name for spec in fields(SchedulerLimits)}  # steps in flight, if it has them
-    more = {"micro_batches": micro} if "micro_batches" in known else {}
-    return SchedulerLimits(batch, chunk + batch, chunk, context, **more)
 
 
 # --- regimes --------------------------------------------------------------------------------------

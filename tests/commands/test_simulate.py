@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sitsc.commands.simulate_view import show
-from sitsc.core.errors import CapacityError, OptionError, PartitionError
+from sitsc.core.errors import CapacityError, OptionError, PartitionError, PlanError
 from sitsc.core.parallel import Partition
-from sitsc.core.plan import PrefillCut
+from sitsc.core.plan import PrefillCut, Rank, Stage, read_plan
 from sitsc.core.serving.latency import summarise
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.core.serving.simulator import (
@@ -33,6 +33,7 @@ from sitsc.simulate_pipeline import (
     compare,
     draw,
     of_model,
+    of_plan,
     pieces,
     report_value,
 )
@@ -114,13 +115,22 @@ def test_the_best_partition_or_the_one_asked_for() -> None:
 
 
 def test_stages_with_steps_in_flight() -> None:
-    """As many as micro-batches keep both stages busy; the search's own answer has them."""
-    requests = Requests(tuple(Arrival(0.0, 64, 60) for _ in range(64)), 32)
-    both = replay(2, Degrees(pp=2), requests)
-    if both.serving.in_flight == 1:
-        pytest.skip("the scheduler has one step in flight")
+    """Two stages with a batch of 32 in each serve 1.7 times what one GPU does with one of them."""
+
+    def made(devices: int, at_once: int) -> Report:
+        requests = Requests(tuple(Arrival(0.0, 64, 200) for _ in range(at_once)), at_once)
+        return replay(devices, Degrees(pp=devices), requests)
+
+    one, both = made(1, 32), made(2, 64)
+    assert both.serving.in_flight == 2
     stages = both.summary.stages
-    assert len(stages) == 2 and min(s.busy for s in stages) > 0.75 > 0.25 > stages[0].bubble
+    assert len(stages) == 2 and min(s.busy for s in stages) > 0.85
+    assert both.summary.tokens_per_s > 1.7 * one.summary.tokens_per_s
+    waiting = replace(both.serving, limits=replace(both.serving.limits, micro_batches=1))
+    cost = BatchTime(search("llama3-8b", 2).replica(Partition(pp=2)))
+    requests = [Arrival(0.0, 64, 200)] * 64
+    slow = summarise(simulate(requests, waiting, cost))
+    assert slow.stages[0].bubble > 0.4 > 0.2 > stages[0].bubble
 
 
 def test_few_pages_and_large_devices() -> None:
@@ -164,6 +174,29 @@ def test_a_plan(capfd) -> None:
     arguments = ("simulate", GOLDEN_PLAN, "--concurrency", 3, "--requests", 12)
     call(capfd, *arguments).refused(2, "tokens, the context holds 256")
     call(capfd, *arguments, "--tp", 2).refused(2, "the plan of an artifact says its sizes")
+
+
+def test_a_plan_of_two_stages() -> None:
+    """Each stage takes its own time, and both are busy at once."""
+    plan = read_plan(GOLDEN_PLAN.read_text(), "plan")
+    stage = Stage((0, 1), (), (), ((),), plan.regimes, plan.packages, plan.kv, plan.memory)
+    two = replace(
+        plan,
+        parallel=replace(plan.parallel, pp=2),
+        ranks=(Rank(0, 0, 0), Rank(1, 1, 0)),
+        stages=(stage, stage),
+        regimes=(),
+        packages=(),
+        kv=(),
+    )
+    load = Requests(tuple(Arrival(0.0, 8, 40) for _ in range(8)), 4)
+    made = of_plan(two, 1, load)
+    assert made.partition == Partition(pp=2) and made.serving.in_flight == 2
+    one = of_plan(plan, 1, Requests(load.arrivals, 2))
+    assert len(made.summary.stages) == 2 and made.summary.stages[1].busy > 0.25
+    assert made.summary.tpot_ms.p50 > 2 * one.summary.tpot_ms.p50  # both stages, and the link
+    with pytest.raises(PlanError, match="no KV pages"):
+        of_plan(replace(plan, kv=()), 1, load)
 
 
 def test_an_artifact(tiny_artifact: Path, tmp_path: Path, capfd) -> None:

@@ -91,7 +91,7 @@ class Serving:
     @property
     def in_flight(self) -> int:
         """Steps of a replica in flight at most."""
-        return max(1 + self.num_ahead, getattr(self.limits, "micro_batches", 1))
+        return max(1 + self.num_ahead, self.limits.micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
