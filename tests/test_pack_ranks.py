@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sitsc.core.artifact import ArtifactWriter, StoredWeight
+from sitsc.core.artifact import ArtifactWriter, StoredWeight, rank_files
 from sitsc.core.canonical import canonical_json
-from sitsc.core.artifact import rank_files
 from sitsc.core.parallel import Partition
 from sitsc.core.records import from_value, to_value
 from sitsc.core.weights import WeightSpec, materialise

@@ -21,10 +21,26 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
     sections = [_labelled(_plain_facts(plan) if plain else _facts(plan))]
     if partition := parallel_lines(plan.parallel):
         sections.append(partition)
+    sections += [_stages(plan)] if plan.stages else []
     sections += [_regime(regime) for regime in choose(plan, regimes)]
     sections += [_memory(plan), *([] if plain else [_kv(plan)]), _predictions(plan)]
     sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]
     return [line for section in sections for line in ("", *section)][1:]
+
+
+def _stages(plan: Plan) -> list[str]:
+    """What each stage holds, and what the ranks of it read and keep."""
+    lines = ["stage  layers  ranks  weights a rank  KV a rank  sends"]
+    for index, stage in enumerate(plan.stages):
+        ranks = [r.rank for r in plan.ranks if r.program == index]
+        span = f"{stage.layers[0]}-{stage.layers[1] - 1}"
+        place = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+        memory = stage.memory
+        lines.append(
+            f"{index:5}  {span:>6}  {place:>5}  {bytes_text(memory.weights_bytes):>14}"
+            f"  {bytes_text(memory.kv_bytes):>9}  {', '.join(stage.sends) or 'logits'}"
+        )
+    return lines
 
 
 def choose(plan: Plan, names: Sequence[str]) -> list[Regime]:

@@ -36,6 +36,12 @@ def write_onnx(
     Returns the files. Raises ArtifactError, VerifyError or UnsupportedModelError.
     """
     check_new(out)
+    if artifact.plan.stages:
+        raise ArtifactError(
+            f"no graph of an artifact for {artifact.plan.num_ranks} ranks is the whole model",
+            where=artifact.root.name,
+            hint="compile it for one rank",
+        )
     if not artifact.has(FILE):
         raise ArtifactError(
             "the artifact holds no graph",

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from sitsc.commands.plan_view import plan_lines
 from sitsc.core.artifact import open_artifact
-from sitsc.core.errors import OptionError, PartitionError, PlanError
+from sitsc.core.errors import ArtifactError, OptionError, PartitionError, PlanError
 from sitsc.core.options import CompileOptions
 from sitsc.core.sampling import SamplingOptions
+from sitsc.export.onnx_export import write_onnx
 from sitsc.pipeline import compile_model
 from sitsc.runtime.loader import load
 from sitsc.runtime.rank_processes import run_ranks
@@ -156,6 +158,14 @@ def test_each_rank_has_its_own_weights_and_pools(cut: Path, tiny_artifact: Path)
         assert rank.plan.memory.weights_bytes < 0.6 * whole.memory.weights_bytes
     with pytest.raises(PlanError, match="no rank 4"):
         artifact.of_rank(RANKS)
+
+
+def test_what_a_plan_of_ranks_shows_and_what_it_cannot_give(cut: Path, tmp_path: Path):
+    artifact = open_artifact(cut)
+    lines = plan_lines(artifact.plan)
+    assert any(line.split()[:3] == ["1", "1-1", "2-3"] for line in lines), lines
+    with pytest.raises(ArtifactError, match="4 ranks"):
+        write_onnx(artifact, tmp_path / "x.onnx", None, lambda share: None)
 
 
 def test_what_does_not_divide_is_refused(tiny_checkpoint: Path, tmp_path: Path):
