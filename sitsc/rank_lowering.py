@@ -3,25 +3,33 @@
 What `pipeline.plan_checkpoint` calls for more than one rank; imported late, as lowering is.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from torch import fx
+from torch import fx, nn
 
 from sitsc import lowering
 from sitsc.codegen import cpu
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
-from sitsc.core.parallel import Partition, even_stages
+from sitsc.core.parallel import Partition, check_partition, even_stages
 from sitsc.core.plan import LayerClass, Plan, Rank, Regime, Stage
+from sitsc.passes.base import Pass, PassContext
+from sitsc.passes.collectives import topology
 from sitsc.passes.for_rank import stage_graphs
 from sitsc.passes.fxutil import layer_of
+from sitsc.passes.partition import Search, divisible_of, machine
 from sitsc.passes.planner import PACKAGE, ModelFacts
+from sitsc.passes.record_maker import record_of
+from sitsc.passes.runner import run_passes
 from sitsc.passes.shard_table import weights_of_rank
 from sitsc.passes.stages import CROSSING
+
+LINK = "gloo"  # of ranks on CPUs
 
 
 def plan_ranks(
@@ -42,14 +50,37 @@ def plan_ranks(
             hint="--target cpu runs several",
         )
     partition = Partition(options.tp, options.pp, options.ep)
-    bounds = even_stages(_num_layers(module.graph), options.pp)
     passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
+    bounds = bounds_by_time(module, facts, partition, passes, context, data)
     graphs = [m.graph for m in stage_graphs(module, passes, partition, bounds, context, dump)]
     numerics = lowering.numerics_of(passes, dtypes, options)
     plans = [lowering.make_plan(g, facts, options, numerics, data)[0] for g in graphs]
     return _joined(plans, graphs, partition, bounds), lambda folder, done: _generate(
         graphs, folder, done
     )
+
+
+def bounds_by_time(
+    module: fx.GraphModule,
+    facts: ModelFacts,
+    partition: Partition,
+    passes: tuple[Pass, ...],
+    context: PassContext,
+    data: TargetData,
+) -> tuple[int, ...]:
+    """First layer of each stage, so that all take about as long by the cost model; `module` stays.
+
+    Raises PartitionError for what does not divide.
+    """
+    if partition.pp == 1:
+        return even_stages(_num_layers(module.graph), 1)
+    whole = fx.GraphModule(nn.Module(), copy.deepcopy(module.graph))
+    run_passes(whole, passes, context)
+    tokens = facts.tokens
+    record = record_of(whole.graph, facts.architecture, tokens.logits_width, tokens.max_context)
+    check_partition(partition, divisible_of(record))
+    where = topology(partition.num_ranks, 1, LINK, LINK)
+    return Search(record, machine(data, where)).replica(partition).bounds
 
 
 def _num_layers(graph: fx.Graph) -> int:
