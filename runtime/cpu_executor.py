@@ -70,6 +70,12 @@ class CpuExecutor:
         arguments = {a.name: a for a in regime.groups[0].launches[0].arguments}
         return [self._tensor(arguments[name], sizes) for name in names]
 
+    def predicted_s(self, batch: StepBatch) -> float:
+        """How long the plan says a step takes, in proportion to its tokens."""
+        regime = self._regime(batch.regime, batch.num_tokens)
+        share = max(1.0, batch.num_tokens / regime.sizes["tokens"])
+        return share * regime.predicted_us / 1e6
+
     def _regime(self, kind: str, tokens: int) -> Regime:
         """The smallest regime of a kind that holds the step, or the largest there is."""
         for regime in self._regimes[kind]:

@@ -25,6 +25,7 @@ from sitsc.runtime.steps import Sampled
 
 _LENGTH, _STEP, _LOGITS, _VALUE = 1, 2, 3, 4  # tags of messages; a value's number is added
 _VERDICT_S = 12.0
+_PATIENCE = 20.0  # times the predicted time of a step, before its rank counts as stuck
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class RankSteps:
             dist.recv(tensor, source, tag=tag)
 
     def _compute(self, batch: StepBatch) -> list[Tensor]:
-        with self._world.watch.busy():
+        with self._world.watch.busy(_PATIENCE * self._executor.predicted_s(batch)):
             return self._executor.outputs(batch)
 
     @contextmanager

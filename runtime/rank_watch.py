@@ -1,7 +1,8 @@
 """Noticing lost ranks: signs of life and of progress in the store, compared once a second.
 
 A rank that gives no sign for `SILENT` seconds is dead or frozen; one that computes for `STUCK`
-seconds while another waits for it does not advance. Either ends the job on all other ranks.
+seconds longer than it may while another waits for it does not advance. Either ends the job on all
+other ranks.
 """
 
 import threading
@@ -42,6 +43,7 @@ class Watch:
         self._store, self._rank, self._size = store, rank, size
         self._fail, self._now = fail, now
         self._state, self._steps, self._beats = _IDLE, 0, 0
+        self._may_take = 0.0
         self._stop, self._told = threading.Event(), threading.Event()
         self._found: str | None = None
         self._seen = {other: _Seen() for other in range(size) if other != rank}
@@ -63,9 +65,9 @@ class Watch:
             return
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """This rank computes; others may wait for it."""
-        before, self._state = self._state, _BUSY
+    def busy(self, seconds: float = 0.0) -> Iterator[None]:
+        """This rank computes; others may wait for it, for `seconds` more than usual."""
+        before, self._state, self._may_take = self._state, _BUSY, seconds
         self._steps += 1
         try:
             yield
@@ -92,7 +94,10 @@ class Watch:
     def beat(self) -> None:
         """Leave a sign of life. Raises RuntimeError when the store is gone."""
         self._beats += 1
-        self._store.set(self._key(self._rank), f"{self._beats}:{self._state}:{self._steps}")
+        self._store.set(self._key(self._rank), self._sign())
+
+    def _sign(self) -> str:
+        return f"{self._beats}:{self._state}:{self._steps}:{self._may_take:.0f}"
 
     def look(self) -> str | None:
         """What is wrong with another rank, if anything. Raises RuntimeError as `beat`."""
@@ -112,11 +117,11 @@ class Watch:
                 seen.sign, seen.since = sign, now
             elif now - seen.since > SILENT:
                 return f"rank {other} is dead or frozen: no sign of life for {SILENT:g} s"
-            _, state, steps = (int(part) for part in sign.split(":"))
+            _, state, steps, more = (int(part) for part in sign.split(":"))
             if (state, steps) != seen.progress:
                 seen.progress, seen.progress_since = (state, steps), now
             waits = waits or state == _WAITING
-            if state == _BUSY and now - seen.progress_since > STUCK:
+            if state == _BUSY and now - seen.progress_since > STUCK + more:
                 slow.append(other)
         if waits and slow:
             return f"rank {slow[0]} is stuck: others have waited for it for {STUCK:g} s"

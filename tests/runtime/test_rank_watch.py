@@ -61,6 +61,14 @@ def test_a_rank_that_others_wait_for_too_long_is_stuck():
     assert found[2] is not None and "rank 1 is stuck" in found[2]
 
 
+def test_a_step_that_may_take_long_is_given_time():
+    ranks, clock = watches(2)
+    with ranks[1].busy(30.0), ranks[0].waiting():
+        assert pass_time(clock, STUCK + 25, ranks) == [None] * 2
+        found = pass_time(clock, 10, ranks)
+    assert found[0] is not None and "rank 1 is stuck" in found[0]
+
+
 def test_progress_is_no_stop():
     ranks, clock = watches(2)
     for _ in range(6):
