@@ -212,7 +212,7 @@ def rotary(call: Call) -> Any:
 
 
 def experts(call: Call) -> Any:
-    """A mixture of experts as our exporter writes it: sitsc::moe without residual."""
+    """A mixture of experts as our exporter writes it: sitsc::moe of one rank, without residual."""
     form: MoeForm = call.get("form")
     call.require(len(call.inputs) == len(form.inputs), "other inputs")
     given = {name: call.tensor(index) for index, name in enumerate(form.inputs)}
@@ -220,6 +220,7 @@ def experts(call: Call) -> Any:
         given["x"],
         given["logits"],
         given.get("correction"),
+        None,
         None,
         given["gate_up"],
         None,
