@@ -40,7 +40,7 @@ def test_byte_level_round_trip(pre: str, text: str):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == expected
 
 
-@given(text=st.text(st.characters(blacklist_characters=SPACE)))
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=SPACE)))
 def test_sentencepiece_round_trip(text: str):
     tokenizer = build(sentencepiece_metadata())
     # The space put in front is taken away again; nothing else changes.
