@@ -14,6 +14,11 @@ from sitsc.core.printer import symbol_names
 from sitsc.passes.fxutil import arguments, is_op, layer_of
 
 
+def num_layers(graph: fx.Graph) -> int:
+    """Decoder layers that a graph computes."""
+    return len({layer_of(node) for node in graph.nodes if node.op == "call_function"} - {None})
+
+
 def layer_classes(graph: fx.Graph) -> tuple[LayerClass, ...]:
     """The classes of the decoder layers of `graph`."""
     by_layer: dict[int, list[fx.Node]] = {}

@@ -3,7 +3,8 @@
 from torch import fx
 
 from sitsc.core.parallel import Divisible
-from sitsc.passes.fxutil import arguments, calls, layer_of, tensor
+from sitsc.passes.fxutil import arguments, calls, tensor
+from sitsc.passes.layers import num_layers
 from sitsc.passes.shard_names import sizes_of
 
 
@@ -18,10 +19,9 @@ def divisible(graph: fx.Graph) -> Divisible:
         experts.add((int(down.shape[0]), int(down.shape[2])))
     for node in calls(graph, "glu"):
         widths.add(sizes_of(node)[-1])
-    layers = {layer_of(node) for node in graph.nodes if node.op == "call_function"} - {None}
     return Divisible(
         heads=tuple(sorted(heads)),
         intermediate=tuple(sorted(widths)),
         experts=tuple(sorted(experts)),
-        num_layers=len(layers),
+        num_layers=num_layers(graph),
     )

@@ -17,6 +17,7 @@ from sitsc.core.parallel import check_stages
 from sitsc.core.printer import symbol_names
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import add_input, layer_of, module_path, tensor
+from sitsc.passes.layers import num_layers
 
 CROSSING = "hidden_"
 
@@ -38,8 +39,7 @@ class CutStage:
         output = graph.output_node()
         if "outputs" in output.meta or len(self.bounds) == 2:
             return
-        layers = {layer_of(node) for node in graph.nodes if node.op == "call_function"} - {None}
-        check_stages(self.bounds, len(layers))
+        check_stages(self.bounds, num_layers(graph))
         stages = _stages(graph, self.bounds)
         names = _crossing(graph, stages)
         entering = {n: c.name for n, c in names.items() if stages[n] < self.stage <= c.until}

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from sitsc.core import artifact as files
+from sitsc.core import env
 from sitsc.core.artifact import Artifact, check_files, check_target, open_artifact
 from sitsc.core.errors import ArtifactError, RankError, TokenizerError
 from sitsc.core.plan import PLAIN, Plan
-from sitsc.core.serving.scheduler import SchedulerLimits
-from sitsc.runtime import ranks
+from sitsc.core.serving.limits import limits_of
 from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.checkpoint_weights import read_checkpoint
 from sitsc.runtime.cpu_executor import CpuExecutor
@@ -30,9 +30,11 @@ from sitsc.runtime.load_request import AnyExecutor, Loading, LoadRequest, Timeli
 from sitsc.runtime.memory import read_weights
 from sitsc.runtime.memory_budget import Room, needed_bytes
 from sitsc.runtime.memory_changes import check_memory
-from sitsc.runtime.rank_steps import RankSteps
 from sitsc.runtime.sampler import Sampler
 from sitsc.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sitsc.runtime.rank_steps import RankSteps
 
 TARGET = "cpu"
 GPU = "sm_"
@@ -53,7 +55,7 @@ class Session:
     template: ChatTemplate | None
     timeline: dict[str, float]
     beside: dict[str, float] = field(default_factory=dict)
-    ranks: RankSteps | None = None
+    ranks: "RankSteps | None" = None
 
     @property
     def follows(self) -> bool:
@@ -120,7 +122,7 @@ def load(
     request = LoadRequest(weights, random_weights, verify, memory_limit, progress)
     if artifact.plan.stages:
         return _load_rank(artifact, request, timeline)
-    if ranks.started_as_rank():
+    if env.launched_rank() is not None:
         raise RankError("the artifact is for one rank", hint="start it without torchrun or --nproc")
     load_on = _load_gpu if artifact.plan.target.isa.startswith(GPU) else _load_cpu
     executor, tokenizer, template = load_on(artifact, request, timeline)
@@ -133,13 +135,16 @@ def load(
 
 def _load_rank(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> Session:
     """One rank of several: it meets the others, then loads what is its own."""
+    from sitsc.runtime import ranks  # noqa: PLC0415  (torch.distributed: only where it is used)
+    from sitsc.runtime.rank_steps import RankSteps  # noqa: PLC0415
+
     world = ranks.join(artifact.plan)
     timeline.mark("meet")
     own = artifact.of_rank(world.rank)
     executor, tokenizer, template = _load_cpu(own, request, timeline, world.tp_rank)
     stage = artifact.plan.stages[world.stage]
     steps = RankSteps(executor, stage, world, _sampler(artifact.plan))
-    engine = make_engine(own, steps, tokenizer, micro_batches=world.pp)
+    engine = make_engine(own, steps, tokenizer)
     timeline.mark("executor")
     return Session(
         own, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
@@ -209,26 +214,13 @@ def checked(artifact: Artifact, verify: bool) -> Iterator[None]:
                 checking.result()
 
 
-def make_engine(
-    artifact: Artifact,
-    executor: AnyExecutor,
-    tokenizer: Tokenizer | None,
-    *,
-    micro_batches: int = 1,
-) -> Engine:
-    """The engine with the limits of the plan; `micro_batches` steps are under way at once."""
+def make_engine(artifact: Artifact, executor: AnyExecutor, tokenizer: Tokenizer | None) -> Engine:
+    """The engine with the limits of the plan."""
     plan = artifact.plan
-    limits = SchedulerLimits(
-        max_batch=plan.schedule.max_batch,
-        max_step_tokens=plan.schedule.max_step_tokens,
-        prefill_chunk_tokens=plan.schedule.prefill_chunk_tokens,
-        max_context=plan.tokens.max_context,
-        micro_batches=micro_batches,
-    )
     return Engine(
         executor,
         tokenizer,
-        limits,
+        limits_of(plan),
         num_pages=plan.memory.kv_pages,
         page_tokens=plan.kv[0].page_tokens,
         vocab_size=plan.tokens.vocab_size,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sitsc.core.errors import ExecutionError, RankError, SitscError
+from sitsc.core.errors import ExecutionError, RankError
 from sitsc.core.plan import Stage
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.wire import STOP, decode, encode
@@ -38,6 +38,10 @@ class _Sent:
     def add(self, tensor: Tensor, to: int, tag: int) -> None:
         self.tensors.append(tensor)
         self.works.append(dist.isend(tensor, to, tag=tag))
+
+    def step(self, numbers: Tensor, to: int) -> None:
+        self.add(torch.tensor([len(numbers)]), to, _LENGTH)
+        self.add(numbers, to, _STEP)
 
     def wait(self) -> None:
         for work in self.works:
@@ -67,24 +71,24 @@ class RankSteps:
 
     def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> _Step:
         """Compute the first stage and send the step on."""
+        numbers, sent = torch.tensor(encode(batch)), _Sent()
         with self._together():
-            sent = self._tell_stage(batch)
+            for rank in range(1, self._world.tp):
+                sent.step(numbers, rank)
             outputs = self._compute(batch)
             if self._world.pp > 1:
-                self._pass_on(batch, outputs, sent)
+                self._pass_on(numbers, outputs, sent)
         logits = outputs[0][: len(rows)] if self._world.pp == 1 else None
         return _Step(tuple(rows), logits, sent)
 
     def collect(self, step: _Step) -> Sampled:
         """Wait for the logits, and sample."""
         logits = step.logits
-        if logits is None:
-            logits = torch.empty(len(step.rows), self._width)
-            with self._together():
+        with self._together():
+            if logits is None:
+                logits = torch.empty(len(step.rows), self._width)
                 if step.rows:
                     self._receive(logits, self._world.last, _LOGITS)
-                step.sent.wait()
-        else:
             step.sent.wait()
         return self._sampler.sample(logits, list(step.rows))
 
@@ -123,7 +127,7 @@ class RankSteps:
                     self._incoming(batch)
                 outputs, sent = self._compute(batch), _Sent()
                 if not world.is_last:
-                    self._pass_on(batch, outputs, sent)
+                    self._pass_on(numbers, outputs, sent)
                 elif world.tp_rank == 0 and world.stage and len(batch.sampled_ids):
                     sent.add(outputs[0], 0, _LOGITS)
                 with world.watch.waiting():
@@ -139,23 +143,12 @@ class RankSteps:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _tell_stage(self, batch: StepBatch) -> _Sent:
-        """The step to the other ranks of the first stage."""
-        sent = _Sent()
-        if self._world.tp > 1:
-            numbers = torch.tensor(encode(batch))
-            for rank in range(1, self._world.tp):
-                sent.add(torch.tensor([len(numbers)]), rank, _LENGTH)
-                sent.add(numbers, rank, _STEP)
-        return sent
-
-    def _pass_on(self, batch: StepBatch, outputs: list[Tensor], sent: _Sent) -> None:
+    def _pass_on(self, numbers: Tensor, outputs: list[Tensor], sent: _Sent) -> None:
         """The step and what crosses the bound, to the rank of the same number."""
-        numbers, after = torch.tensor(encode(batch)), self._world.after
-        sent.add(torch.tensor([len(numbers)]), after, _LENGTH)
-        sent.add(numbers, after, _STEP)
+        after = self._world.after
+        sent.step(numbers, after)
         for index, value in enumerate(outputs):
-            sent.add(value.contiguous().clone(), after, _VALUE + index)
+            sent.add(value.clone(memory_format=torch.contiguous_format), after, _VALUE + index)
 
     def _incoming(self, batch: StepBatch) -> None:
         """What crosses the bound into this stage, received in its place in the arena."""
@@ -176,8 +169,6 @@ class RankSteps:
         try:
             yield
         except (RuntimeError, ExecutionError) as error:
-            if isinstance(error, SitscError) and not isinstance(error, ExecutionError):
-                raise
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> RankError:

@@ -7,7 +7,6 @@ leaves a sign of life in the store; who misses one for too long ends the job and
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,22 +55,14 @@ class World:
         return (self.pp - 1) * self.tp
 
 
-def started_as_rank() -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def join(plan: Plan, fail: Callable[[str], None] | None = None) -> World:
-    """Meet the other ranks. Raises RankError when they are not those of this plan.
-
-    `fail` is called from another thread with what became of a rank; by default it ends the process.
-    """
+def join(plan: Plan) -> World:
+    """Meet the other ranks. Raises RankError when they are not those of this plan."""
     rank, size = _place(plan)
     import torch.distributed as dist  # noqa: PLC0415  (not needed by one rank)
     from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
 
     # The rank that holds the store first: the others wait until it is there.
-    held, own = _store(rank), None
+    held = _store(rank)
     try:
         held.set(f"joined/{rank}", "yes")
         _meet(held, rank, size)
@@ -84,11 +75,10 @@ def join(plan: Plan, fail: Callable[[str], None] | None = None) -> World:
             f"rank {rank} of {size} cannot meet the others: {str(error).splitlines()[0]}",
             hint="see what the others wrote",
         ) from error
-    place = plan.ranks[rank]
-    tp = sum(1 for other in plan.ranks if other.program == place.program)
+    place, tp = plan.ranks[rank], plan.parallel.tp
     groups = [dist.new_group(list(range(s * tp, (s + 1) * tp))) for s in range(size // tp)]
     use_group(TP, groups[place.program])
-    watch = Watch(own, rank, size, fail or _end)
+    watch = Watch(own, rank, size, _end)
     use_waiting(watch.waiting)
     watch.start()
     return World(rank, place.program, place.shard, tp, size // tp, watch)

@@ -18,18 +18,16 @@ from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition, check_partition, even_stages
 from sitsc.core.plan import LayerClass, Plan, Rank, Regime, Stage
+from sitsc.partition_pipeline import Asked, searcher
 from sitsc.passes.base import Pass, PassContext
-from sitsc.passes.collectives import topology
 from sitsc.passes.for_rank import stage_graphs
-from sitsc.passes.fxutil import layer_of
-from sitsc.passes.partition import Search, divisible_of, machine
+from sitsc.passes.layers import num_layers
+from sitsc.passes.partition import divisible_of
 from sitsc.passes.planner import PACKAGE, ModelFacts
 from sitsc.passes.record_maker import record_of
 from sitsc.passes.runner import run_passes
 from sitsc.passes.shard_table import weights_of_rank
 from sitsc.passes.stages import CROSSING
-
-LINK = "gloo"  # of ranks on CPUs
 
 
 def plan_ranks(
@@ -73,19 +71,14 @@ def bounds_by_time(
     Raises PartitionError for what does not divide.
     """
     if partition.pp == 1:
-        return even_stages(_num_layers(module.graph), 1)
+        return even_stages(num_layers(module.graph), 1)
     whole = fx.GraphModule(nn.Module(), copy.deepcopy(module.graph))
     run_passes(whole, passes, context)
     tokens = facts.tokens
     record = record_of(whole.graph, facts.architecture, tokens.logits_width, tokens.max_context)
     check_partition(partition, divisible_of(record))
-    where = topology(partition.num_ranks, 1, LINK, LINK)
-    return Search(record, machine(data, where)).replica(partition).bounds
-
-
-def _num_layers(graph: fx.Graph) -> int:
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    return len({layer_of(node) for node in calls} - {None})
+    search = searcher(record, data.target.name, Asked(partition.num_ranks))
+    return search.replica(partition).bounds
 
 
 def _joined(

@@ -14,6 +14,7 @@ from sitsc.core.parallel import Partition
 from sitsc.core.plan import Plan, PrefillCut
 from sitsc.core.records import to_value
 from sitsc.core.serving.latency import Percentiles, Summary, percentiles, summarise
+from sitsc.core.serving.limits import limits_of
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.core.serving.simulator import Arrival, Cost, Serving, replay_prompts, simulate
 from sitsc.partition_pipeline import CPU_LINK, GPU_LINK, Asked, record_model, searcher
@@ -166,15 +167,9 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     own = plan.of_rank(0)
     if plan.kind != "decoder" or not own.kv:
         raise PlanError("the plan has no KV pages to serve requests from", hint="a decoder's plan")
-    parallel, schedule = plan.parallel, plan.schedule
+    parallel = plan.parallel
     gpu = load_target(plan.target.name).cuda is not None
-    limits = SchedulerLimits(
-        max_batch=schedule.max_batch,
-        max_step_tokens=schedule.max_step_tokens,
-        prefill_chunk_tokens=schedule.prefill_chunk_tokens,
-        max_context=plan.tokens.max_context,
-        micro_batches=parallel.pp,
-    )
+    limits = limits_of(plan)
     ahead = int(gpu and parallel.pp == 1)
     serving = Serving(limits, own.memory.kv_pages, own.kv[0].page_tokens, replicas, ahead)
     stages = [stage.regimes for stage in plan.stages] or [plan.regimes]

@@ -137,15 +137,10 @@ def _refuse_preset(model: Path) -> None:
         raise OptionError(f"{model} is a preset, not a model folder", hint=hint)
 
 
-def kv_tokens(plan: Any) -> int:
-    """Tokens that the KV pages hold, of one rank as of all."""
-    kv = plan.stages[0].kv if plan.stages else plan.kv
-    return plan.memory.kv_pages * kv[0].page_tokens if kv else 0
-
-
 def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
     """The figures of a finished artifact; `cached` when no code was generated."""
     plan = artifact.plan
+    own = plan.of_rank(0)
     return {
         "artifact": str(artifact.root),
         "target": plan.target.name,
@@ -157,7 +152,7 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
         "tokenizer": artifact.has("tokenizer.json"),
         "weights_bytes": plan.memory.weights_bytes,
         "kv_bytes": plan.memory.kv_bytes,
-        "kv_tokens": kv_tokens(plan),
+        "kv_tokens": own.memory.kv_pages * own.kv[0].page_tokens if own.kv else 0,
         "ranks": plan.num_ranks,
         "arena_bytes": plan.memory.arena_bytes,
         "predictions": {

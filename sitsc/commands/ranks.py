@@ -1,9 +1,9 @@
 """Commands over several ranks: one starts the processes, each of them runs the command again."""
 
-import os
 import sys
 from pathlib import Path
 
+from sitsc.core import env
 from sitsc.core.errors import OptionError
 
 _OURS = ("--nproc", "--port")
@@ -11,7 +11,7 @@ _OURS = ("--nproc", "--port")
 
 def follows() -> bool:
     """Whether this process is a rank that only does what rank 0 tells it."""
-    return os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ
+    return env.launched_rank() not in (None, "0")
 
 
 def start_ranks(artifact: Path, count: int, port: int) -> int:

@@ -23,3 +23,8 @@ def num_threads() -> int | None:
             hint="unset it or set it to the number of cores",
         )
     return int(value)
+
+
+def launched_rank() -> str | None:
+    """The number that `torchrun` or `sitsc run --nproc` gave this process, None without either."""
+    return os.environ.get("RANK") if "WORLD_SIZE" in os.environ else None
