@@ -7,9 +7,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ranges = tuple[tuple[int, int], ...]
 _WORD = re.compile(r"(-\d+)\[([\d:,]+)/(\d+)\]")
@@ -78,10 +79,14 @@ class Cut:
         pieces = ",".join(f"{start}:{stop}" for start, stop in self.ranges)
         return f"{self.dim}[{pieces}/{self.whole}]"
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, value: "Tensor") -> "Tensor":
         """What the cut keeps of a tensor; a view where it is one range."""
         parts = [value.narrow(self.dim, a, b - a) for a, b in self.ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+        if len(parts) == 1:
+            return parts[0]
+        import torch  # noqa: PLC0415  (ranges in plans are read without it)
+
+        return torch.cat(parts, self.dim)
 
 
 def cuts_of(part: str) -> tuple[Cut, ...]:

@@ -8,8 +8,9 @@ one float32 scale an output row, padded with zeros to whole blocks. Never reads 
 import torch
 from torch import Tensor
 
-BLOCK_ROWS = 16
-_PAIR = {"n16": 1, "n16k2": 2}
+from sitsc.core import weight_spec
+from sitsc.core.weight_spec import BLOCK_ROWS, PAIR, num_blocks
+
 _FORMATS = {torch.float32: "n16", torch.bfloat16: "n16k2", torch.int8: "n16k2"}
 
 
@@ -20,16 +21,9 @@ def format_of(dtype: torch.dtype) -> str:
     return _FORMATS[dtype]
 
 
-def num_blocks(rows: int) -> int:
-    """Blocks of 16 output rows that hold `rows` rows."""
-    return -(-rows // BLOCK_ROWS)
-
-
 def packed_shape(rows: int, cols: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Shape of the packed form of a [rows, cols] weight of `dtype`."""
-    pair = _PAIR[format_of(dtype)]
-    steps = -(-cols // pair)
-    return (num_blocks(rows), steps, BLOCK_ROWS) + ((pair,) if pair > 1 else ())
+    return weight_spec.packed_shape(rows, cols, format_of(dtype))
 
 
 def packed_nbytes(rows: int, cols: int, dtype: torch.dtype) -> int:
@@ -75,7 +69,7 @@ def pack(weight: Tensor, format: str) -> Tensor:
 
 def unpack(packed: Tensor, rows: int, cols: int, format: str) -> Tensor:
     """The weight [rows, cols] that `packed` holds: the inverse of `pack`."""
-    pair = _PAIR[format]
+    pair = PAIR[format]
     blocks = packed.reshape(packed.shape[0], -1, BLOCK_ROWS, pair)
     return blocks.permute(0, 2, 1, 3).reshape(-1, blocks.shape[1] * pair)[:rows, :cols].contiguous()
 

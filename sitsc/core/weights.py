@@ -4,14 +4,25 @@ In: a `WeightSpec` and a reader of checkpoint tensors. Out: the tensor exactly a
 For the packer, the loader of unpacked artifacts and graph checks; holds one buffer at a time.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from sitsc.core import weight_formats
 from sitsc.core.ranges import Cut, cuts_of
+from sitsc.core.weight_spec import STACKED, ZEROS, TensorSlice, WeightSpec
+
+__all__ = [
+    "DTYPES",
+    "STACKED",
+    "ZEROS",
+    "ReadRows",
+    "TensorSlice",
+    "WeightSpec",
+    "constant_spec",
+    "dtype_name",
+    "materialise",
+]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -31,102 +42,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def constant_spec(name: str, value: torch.Tensor) -> "WeightSpec":
+def constant_spec(name: str, value: torch.Tensor) -> WeightSpec:
     """The spec of a small tensor that tracing computed (rotary frequencies and the like)."""
     flat = value.detach().cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes().hex()
     shape = tuple(value.shape)
     return WeightSpec(name, "constant", (), shape, dtype_name(value.dtype), "plain", data)
-
-
-ZEROS = "zeros"
-STACKED = "stacked"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """Rows [start, stop) of dimension 0 of one checkpoint tensor.
-
-    `part` says what of them is taken, in words: "transposed" (the last two dimensions), then "even"
-    or "odd" (rows of a matrix, values of a vector). Empty: they are taken as they are. "columns":
-    columns [start, stop) of a matrix instead, each a row of ours. "stacked": matrices [start, stop)
-    of a tensor that holds several, where those of a buffer are else tensors of their own.
-    "-1[0:16/64]": then of the last dimension, which has 64 elements, those from 0 up to 16
-    (sitsc.core.ranges). "zeros": rows that no tensor holds, which pad a weight.
-    """
-
-    tensor: str
-    start: int
-    stop: int
-    part: str = ""
-
-    def of(self, value: torch.Tensor) -> torch.Tensor:
-        """The part of rows as they were read; not for "columns" and "zeros"."""
-        words = self.part.split()
-        if "transposed" in words:
-            value = value.transpose(-1, -2)
-        if "even" in words or "odd" in words:
-            first = int("odd" in words)
-            value = value[..., first::2, :] if value.dim() > 2 else value[..., first::2]
-        for cut in cuts_of(self.part):
-            value = cut.of(value)
-        return value
-
-    @property
-    def zeros(self) -> bool:
-        """Whether the rows are in no tensor."""
-        return self.part == ZEROS
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSpec:
-    """One weight buffer: slices concatenated along dimension 0, then quantised and packed.
-
-    `shape` is the logical shape [rows, columns] or [rows]; matrices of experts have a dimension
-    before, and each is packed by itself. `role` is "weight", "scale" (the int8 row scales of the
-    same slices) or "constant" (a small tensor computed while tracing; `data` is the hex of its
-    little-endian bytes, empty for other roles).
-    """
-
-    name: str
-    role: str
-    sources: tuple[TensorSlice, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    format: str
-    data: str
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape of the buffer in memory, blocks and padding included."""
-        if self.role == "scale":
-            blocks = math.prod(self.shape[:-1]) * weight_formats.num_blocks(self.shape[-1])
-            return (blocks * weight_formats.BLOCK_ROWS,)
-        if self.format == "plain":
-            return self.shape
-        one = weight_formats.packed_shape(self.shape[-2], self.shape[-1], DTYPES[self.dtype])
-        return (math.prod(self.shape[:-2]) * one[0], *one[1:])
-
-    def source_shape(self, source: TensorSlice) -> tuple[int, ...]:
-        """The shape that the checkpoint tensor of a slice has at least."""
-        whole = list(self.shape)
-        for cut in cuts_of(source.part):
-            whole[cut.dim] = cut.whole
-        columns, words = whole[1:], source.part.split()
-        if "columns" in words:
-            named = any(cut.dim == -2 for cut in cuts_of(source.part))
-            return (whole[1], whole[0] if named else source.stop)
-        if len(self.shape) == 3 and STACKED not in words and "transposed" not in words:
-            columns = whole[2:]
-        doubled = 1 + ("even" in words or "odd" in words)
-        if "transposed" in words:
-            return (source.stop, whole[2], doubled * whole[1])
-        return (source.stop, *columns[:-1], *(doubled * size for size in columns[-1:]))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the buffer in memory and in the file."""
-        return math.prod(self.stored_shape) * DTYPES[self.dtype].itemsize
 
 
 ReadRows = Callable[[str, int, int], torch.Tensor]
