@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 _KINDS = {"longrope", "su"}
-_KEY = "original_max_position_embeddings"
+SWITCH = "original_max_position_embeddings"
 
 
 def takes_long_factors(config: dict[str, Any], context: int) -> bool:
@@ -35,26 +35,28 @@ def long_frequencies(config: Any) -> Tensor:
     """Inverse frequencies [rotary width / 2] by the long factors, of transformers' own formula."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415  (heavy)
 
-    past = config.rope_parameters[_KEY] + 1
+    past = config.rope_parameters[SWITCH] + 1
     return ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=past)[0]
 
 
 def longrope_switch(config: dict[str, Any]) -> int | None:
-    """Positions that the short factors are for; None without longrope."""
-    found = [_switch(entry, config) for entry in _entries(config)]
-    return min((switch for switch in found if switch is not None), default=None)
+    """Positions that the short factors are for; None without longrope.
+
+    As transformers does, the key at the top goes before that of the rope settings.
+    """
+    last = config.get("max_position_embeddings")
+    found = [config.get(SWITCH) or v.get(SWITCH) or last for v in longrope_entries(config)]
+    return min((switch for switch in found if isinstance(switch, int)), default=None)
 
 
-def _entries(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rope settings under both spellings, for all layers or for each kind of layer."""
+def longrope_entries(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of longrope under both spellings, for all layers or for each kind of layer."""
     given = [config.get("rope_parameters"), config.get("rope_scaling")]
     outer = [value for value in given if isinstance(value, dict)]
-    return outer + [v for value in outer for v in value.values() if isinstance(v, dict)]
+    inner = [v for value in outer for v in value.values() if isinstance(v, dict)]
+    return [entry for entry in outer + inner if _is_longrope(entry)]
 
 
-def _switch(entry: dict[str, Any], config: dict[str, Any]) -> int | None:
-    kinds = {kind for kind in (entry.get("rope_type"), entry.get("type")) if isinstance(kind, str)}
-    if not kinds & _KINDS:
-        return None
-    value = config.get(_KEY) or entry.get(_KEY) or config.get("max_position_embeddings")
-    return value if isinstance(value, int) else None
+def _is_longrope(entry: dict[str, Any]) -> bool:
+    kinds = (entry.get("rope_type"), entry.get("type"))
+    return any(isinstance(kind, str) and kind in _KINDS for kind in kinds)

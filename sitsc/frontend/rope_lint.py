@@ -6,6 +6,7 @@ In: a config dict. Out: nothing, or ConfigError naming the key. Never assumes a 
 from typing import Any
 
 from sitsc.frontend.config_knowledge import bad_value, is_positive, knowledge, refuse_unknown
+from sitsc.frontend.longrope import SWITCH, longrope_entries
 from sitsc.frontend.safe_files import shown
 
 
@@ -30,6 +31,21 @@ def check_rope(config: dict[str, Any], family: dict[str, Any], allow: frozenset[
         for where, values in _rope_entries("rope_parameters", new).items():
             if "rope_theta" not in values:
                 raise bad_value(where, values, "rope_theta is given nowhere")
+    _check_switch(config, family)
+
+
+def _check_switch(config: dict[str, Any], family: dict[str, Any]) -> None:
+    """Where longrope changes its factors; transformers reads the top first, with its own default.
+
+    A family that has the key at the top would take 4096 there for one that stands elsewhere.
+    """
+    entries = longrope_entries(config)
+    for values in (config, *entries) if entries else ():
+        value = values.get(SWITCH)
+        if value is not None and (type(value) is not int or value < 1):
+            raise bad_value(SWITCH, value, "a whole number of positions is needed")
+    if entries and config.get(SWITCH) is None and SWITCH in family["consumed"]:
+        raise bad_value(SWITCH, None, "longrope of this family needs it beside its rope settings")
 
 
 def _has_base(config: dict[str, Any], family: dict[str, Any]) -> bool:

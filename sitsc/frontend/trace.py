@@ -5,6 +5,7 @@ In: a configuration as a dictionary. Out: a GraphModule whose placeholders are t
 Runs transformers' modelling code; reads no weight, runs no code that comes with a checkpoint.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ def build_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
     transformers.logging.set_verbosity_error()
     kind = config.get("model_type")
-    values = {key: value for key, value in config.items() if key != "model_type"}
+    values = {k: copy.deepcopy(v) for k, v in config.items() if k != "model_type"}  # it writes
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
     ALL_ATTENTION_FUNCTIONS.register("sitsc", _attention)
@@ -122,6 +123,12 @@ def _freeze_rope(model: Any, constants: dict[str, Tensor], long: bool) -> None:
     """Let longrope keep one set of factors: the short ones that it starts with, or the long."""
     for path, module in model.named_modules():
         if getattr(module, "rope_type", None) == "longrope":
+            if "short_mscale" in module.config.rope_parameters:
+                raise UnsupportedModelError(
+                    "longrope with short_mscale and long_mscale: which of them scales the rotation "
+                    "depends on the longest sequence of a batch",
+                    where="config.json",
+                )
             module.rope_type = "default"
             if long:
                 constants[f"{path}.inv_freq"] = long_frequencies(module.config)

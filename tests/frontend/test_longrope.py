@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sitsc.core.errors import OptionError
+from sitsc.core.errors import ConfigError, OptionError, UnsupportedModelError
 from sitsc.core.interpret import (
     RandomTensors,
     relative_error,
@@ -22,7 +22,10 @@ from sitsc.core.interpret import (
 )
 from sitsc.core.options import CompileOptions
 from sitsc.frontend.checkpoint import open_checkpoint
-from sitsc.frontend.trace import trace
+from sitsc.frontend.config_lint import lint_config
+from sitsc.frontend.longrope import SWITCH as KEY
+from sitsc.frontend.longrope import longrope_switch
+from sitsc.frontend.trace import build_model, trace
 from sitsc.lowering import model_facts
 from sitsc.passes import CPU
 from sitsc.passes.base import PassContext
@@ -76,3 +79,39 @@ def test_a_short_sequence_of_a_long_context_has_the_long_factors():
         for graph in (trace(CONFIG, torch.float32, c).graph for c in (SWITCH, SWITCH + 1))
     ]
     assert relative_error(*both) > 1e-3
+
+
+def test_the_switch_is_where_transformers_has_it():
+    """Its classes read the key at the top first, and Phi-3's has 4096 there if it is left out."""
+    llama = {k: v for k, v in FAMILIES["llama"].items() if k != "rope_theta"}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope = {k: v for k, v in CONFIG["rope_parameters"].items() if k != KEY}
+    plain = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    for config, switch in (
+        (CONFIG, SWITCH),
+        (CONFIG | {KEY: 32}, 32),
+        (CONFIG | {"rope_parameters": rope}, SWITCH),
+        (llama | {"rope_parameters": plain}, 512),
+        (llama | {"rope_parameters": plain | {KEY: 128}}, 128),
+    ):
+        lint_config(config)
+        model: Any = build_model(config, torch.float32)
+        assert longrope_switch(config) == switch == model.config.rope_parameters[KEY]
+    for value, message in ((None, "beside its rope settings"), ("64", "a whole number")):
+        with pytest.raises(ConfigError, match=f"{KEY} = .*{message}"):
+            lint_config(CONFIG | {KEY: value})
+    with pytest.raises(ConfigError, match="a whole number"):
+        lint_config(llama | {"rope_parameters": plain | {KEY: 64.0}})
+
+
+def test_longrope_of_some_layers_and_with_scales_of_its_own_is_refused():
+    full = {"rope_type": "longrope", "rope_theta": 1e6, KEY: 64}
+    full |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    both = FAMILIES["gemma3"]["rope_parameters"] | {"full_attention": full}
+    with pytest.raises(UnsupportedModelError, match="depend on the whole batch"):
+        trace(FAMILIES["gemma3"] | {"rope_parameters": both}, torch.float32)
+    left_out = ("head_dim", "rope_theta")
+    experts = {k: v for k, v in FAMILIES["mixtral"].items() if k not in left_out}
+    scaled = full | {"short_mscale": 1.1, "long_mscale": 1.2}
+    with pytest.raises(UnsupportedModelError, match="short_mscale and long_mscale"):
+        trace(experts | {"model_type": "phimoe", "rope_parameters": scaled}, torch.float32)
