@@ -1,10 +1,11 @@
-"""`sitsc plan show`: a plan as text for people, or as it is."""
+"""`sitsc plan`: `show`, a plan as text for people or as it is; `diff` is in plan_diff.py."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sitsc.commands import plan_diff
 from sitsc.commands.output import Json
 from sitsc.core.errors import PlanError
 
@@ -12,11 +13,7 @@ if TYPE_CHECKING:
     from sitsc.core.plan import Plan
 
 app = typer.Typer(help="Plans: what an artifact will execute, predicted and explained.")
-
-
-@app.callback()
-def _plan() -> None:
-    """Keeps `show` a subcommand while it is the only one."""
+app.command("diff")(plan_diff.diff)
 
 
 @app.command("show")

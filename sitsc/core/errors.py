@@ -67,6 +67,10 @@ class PlanError(SitscError):
     """A plan is malformed, was altered, or has a schema this version does not know."""
 
 
+class PolicyError(SitscError):
+    """A policy for comparing plans cannot be read, or says what no comparison knows."""
+
+
 class MemoryPlanError(SitscError):
     """The plan does not fit the memory of the target."""
 

@@ -1,0 +1,1 @@
+"""sitsc.core.diff: what two plans do differently, in words and figures; plain Python, no torch."""

@@ -1,0 +1,71 @@
+"""What is compiled: dimensions, tokens, how weights are stored.
+
+In: two plans. Out: changes of the section "model"; and whether two plans are of one model at all.
+"""
+
+from collections.abc import Iterator
+
+from sitsc.core.diff.change import Change
+from sitsc.core.diff.view import listed, plain_name, programs
+from sitsc.core.plan import Plan
+
+_TOKENS = ("vocab_size", "logits_width", "bos_token_id", "add_bos", "eos_token_ids")
+# Of two models that differ in one of these, layers cannot be held against each other.
+SHAPE = ("num_hidden_layers", "hidden_size", "intermediate_size", "moe_intermediate_size")
+SHAPE += ("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+SHAPE += ("num_experts", "num_local_experts", "num_experts_per_tok")
+
+
+def other_model(a: Plan, b: Plan) -> str:
+    """Why these are plans of different models, or nothing."""
+    if a.kind != b.kind:
+        return f"A is a {a.kind} plan, B a {b.kind} plan"
+    if a.model.architecture != b.model.architecture:
+        return f"A is {a.model.architecture}, B {b.model.architecture}"
+    mine, theirs = a.model.dimensions, b.model.dimensions
+    names = [name for name in SHAPE if mine.get(name) != theirs.get(name)]
+    what = (f"{n} {mine.get(n, 'none')} and {theirs.get(n, 'none')}" for n in names)
+    return f"A and B have {listed(what)}" if names else ""
+
+
+def model(a: Plan, b: Plan) -> Iterator[Change]:
+    """Dimensions, tokens, storage of weights."""
+    mine, theirs = a.model.dimensions, b.model.dimensions
+    for name in sorted(set(mine) | set(theirs)):
+        if mine.get(name) != theirs.get(name):
+            yield Change("model", name, "", str(mine.get(name, "")), str(theirs.get(name, "")))
+    for name in _TOKENS:
+        before, after = getattr(a.tokens, name), getattr(b.tokens, name)
+        if before != after:
+            yield Change("model", name.replace("_", " "), "", str(before), str(after))
+    yield from _weights(a, b)
+
+
+def _weights(a: Plan, b: Plan) -> Iterator[Change]:
+    """How each tensor of the checkpoint is stored, whatever buffer it is part of."""
+    mine, theirs = _stored(a), _stored(b)
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name in sorted(set(mine) | set(theirs)):
+        before, after = mine.get(name, ""), theirs.get(name, "")
+        if before == after:
+            continue
+        values = before.partition("=")[2] != after.partition("=")[2]
+        title = "values of constant" if values and before and after else "weights"
+        shown = [text.partition(" =")[0] for text in (before, after)]
+        found.setdefault((title, *shown), []).append(name)
+    for (title, before, after), names in found.items():
+        yield Change("model", title, listed(names), before, after if before != after else "others")
+
+
+def _stored(plan: Plan) -> dict[str, str]:
+    """Storage by tensor; of layers that are alike once."""
+    found: dict[str, set[str]] = {}
+    for spec in (spec for program in programs(plan) for spec in program.parameters):
+        how = f"{spec.dtype} {spec.format}"
+        if spec.role == "constant":
+            found.setdefault(plain_name(spec.name), set()).add(f"{how} ={spec.data}")
+        role = " and scales" if spec.role == "scale" else ""
+        for source in spec.sources:
+            if not source.zeros:
+                found.setdefault(plain_name(source.tensor), set()).add(how + role)
+    return {name: ", ".join(sorted(ways)) for name, ways in found.items()}
