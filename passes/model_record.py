@@ -39,7 +39,8 @@ class Op:
     `rows` names what counts its rows: "tokens" of the step, or "rows" that need logits. For a
     linear layer `columns` are its inputs, `outputs` its products (gate and up both), and `norm`
     and `glu` say what is fused before and after; `heads` are those of the attention that it feeds
-    with "qkv", "q" or "kv" (k or v). `reduced_bytes` of a row are summed over ranks after it.
+    with "qkv", "q" or "kv" (k or v). `inner` says that it reads what other linear layers made, and
+    not attention. `reduced_bytes` of a row are summed over ranks after it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Op:
     reduced_bytes: int = 0
     heads: Heads | None = None
     feeds: str = ""
+    inner: bool = False
     experts: Experts | None = None
 
     def cost(self, tokens: int, rows: int, sequences: int, context: int) -> Cost:

@@ -8,7 +8,6 @@ the plan holds.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 
 from sitsc.core.calibration import Calibration, load_calibration
@@ -16,11 +15,10 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
 from sitsc.passes.collectives import Topology
-from sitsc.passes.model_record import ATTENTION, LINEAR, ModelRecord
+from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
 from sitsc.passes.step_time import StepModel
-from sitsc.passes.tp_roles import COLUMN, ROW
 from sitsc.passes.workloads import Slo, Workload
 
 RESERVED = 0.06  # of a device's memory: the driver, libraries, graphs, what the allocator loses
@@ -144,12 +142,7 @@ def divisible_of(record: ModelRecord) -> Divisible:
     """What must divide, from the record: heads, intermediate sizes, experts, layers."""
     heads = tuple(sorted({(h.heads, h.kv_heads) for h in record.attention()}))
     experts = tuple((e.experts, e.intermediate) for e in record.experts())
-    inner = {  # what the second linear layer of an MLP reads; of attention it is heads
-        op.columns
-        for ops in record.classes
-        for before, op in pairwise(o for o in ops if o.kind in (LINEAR, ATTENTION))
-        if op.role == ROW and before.role == COLUMN
-    }
+    inner = {op.columns for ops in record.classes for op in ops if op.inner}
     return Divisible(heads, tuple(sorted(inner)), experts, record.num_layers)
 
 

@@ -99,6 +99,9 @@ class _Maker:
         if kind is EMBEDDING:
             wide = int(tensor(node).shape[-1]) * self._compute_itemsize()
             return replace(op, read_bytes=0, reduced_bytes=wide * (op.role == VOCABULARY))
+        if op.role == ROW and is_op(node, "addmm"):
+            x = node.args[1]
+            return replace(op, columns=int(tensor(x).shape[-1]), inner=not self._of_heads(x))
         if op.role == HEADS and is_op(node, "rms_norm") and not self._by_head(node):
             return replace(op, reduced_bytes=_SQUARES_BYTES)  # over the heads of all ranks
         return op
@@ -163,7 +166,20 @@ class _Maker:
             reduced_bytes=reduced,
             heads=heads,
             feeds=feeds,
+            inner=op.role == ROW and not self._of_heads(a["x"]),
         )
+
+    def _of_heads(self, value: Node) -> bool:
+        """Whether attention made a cut value, perhaps together with other things."""
+        ends, seen = [value], set()
+        while ends:
+            node = ends.pop()
+            if is_op(node, "paged_attention"):
+                return True
+            if node not in seen and self.roles.get(node) == HEADS:
+                seen.add(node)
+                ends += list(node.all_input_nodes)
+        return False
 
     def _joins(self, node: Node) -> bool:
         """Whether a partial sum is only added to a later one: one collective for both."""

@@ -81,8 +81,10 @@ class Shard:
 
     def run(self, graph: fx.Graph, context: PassContext) -> None:
         """Rewrite `graph` in place; one that is sharded already stays."""
+        if calls(graph, "all_reduce", "all_gather"):
+            return
         check_shards(self.partition, divisible(graph))
-        if self.partition.tp == 1 or calls(graph, "all_reduce", "all_gather"):
+        if self.partition.tp == 1:
             return
         values = Values(graph, self.partition)
         columns = column_demands(graph, self.partition.tp)

@@ -168,10 +168,7 @@ def _between(graph: fx.Graph, found: Demands) -> None:
     for node in graph.nodes:
         if not is_linear(node) or node in found.columns:
             continue
-        labels = found.labels(linear_input(node), norms=False)
-        flat = [item.reshape(-1) for item in labels if item.numel() == item.shape[-1]]
-        if len(flat) != len(labels) or any(bool((item < 0).any()) for item in flat):
-            continue
+        flat = _read_columns(node, found)
         held = _owners(flat, found)
         if held is None:
             continue
@@ -181,8 +178,28 @@ def _between(graph: fx.Graph, found: Demands) -> None:
         found.take(wanted)
 
 
+def _read_columns(node: Node, found: Demands) -> list[Tensor]:
+    """The labels of what a linear layer reads; none where its input is not known to the last."""
+    labels = found.labels(linear_input(node), norms=False)
+    flat = [item.reshape(-1) for item in labels if item.numel() == item.shape[-1]]
+    known = len(flat) == len(labels) and not any(bool((item < 0).any()) for item in flat)
+    return flat if known else []
+
+
+def inner_sizes(graph: fx.Graph) -> set[int]:
+    """How many columns lie between two linear layers: of MLPs, and not those of heads."""
+    found, sizes = Demands(1), set()
+    for node in graph.nodes:
+        flat = _read_columns(node, found) if is_linear(node) else []
+        if flat and all(is_linear(found.of_source(int(item[0]))[0]) for item in flat):
+            sizes.add(len(flat[0]))
+    return sizes
+
+
 def _owners(flat: list[Tensor], found: Demands) -> tuple[Ranges, ...] | None:
     """Which rank has which elements: that of attention's heads where it made them, else equal."""
+    if not flat:
+        return None
     size = len(flat[0])
     for item in flat:
         node, column = found.of_source(int(item[0]))

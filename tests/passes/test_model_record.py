@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 from compiled_families import FAMILIES as COMPILED
@@ -103,6 +104,24 @@ def test_weights_and_what_divides(graphs, name):
     assert set(divisible(graph).intermediate) <= set(divisible_of(made).intermediate)
     if not made.experts():
         assert divisible_of(made).intermediate
+
+
+_OTHER_MLPS = ("gpt2", "gpt_neox", "starcoder2", "cohere")
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [("deepseek_v3", "cpu"), *((f, target) for f in _OTHER_MLPS for target in ("cpu", "h200"))],
+)
+def test_what_divides_is_that_of_the_compiler(family: str, target: str, traced: Any):
+    """Also MLPs without a gate, and those beside attention: sizes that only some degrees divide."""
+    config = COMPILED[family] | {"intermediate_size": 90, "moe_intermediate_size": 42}
+    config |= {"n_inner": 90} if family == "gpt2" else {}
+    names = [item.name for item in CPU]
+    graph = apply(traced(config, "float32").graph, CPU[: names.index("page_attention")])
+    found = divisible(graph)
+    assert found.intermediate == ((42, 90) if family == "deepseek_v3" else (90,))
+    assert divisible_of(_record(final_graph(config, target))) == found
 
 
 def test_sums_of_a_llama():
