@@ -253,7 +253,7 @@ def _violations(rules: Rules, diff: PlanDiff) -> list[tuple[str, str, float]]:
 
 
 def _line(change: Change) -> str:
-    return f"{change.section}: {change.title}: {change.text}"
+    return f"{change.section}: {change.text}"
 
 
 def _names(figure: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 SECTIONS = ("comparison", "target", "parallel", "numerics", "model", "schedule", "kv")
 SECTIONS += ("fusions", "kernels", "cost", "memory")
 LOWER, HIGHER = "lower", "higher"
+_SHORT = 60  # letters of a place that may stand in front
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,11 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The change in one line, without its title."""
-        where = f"{self.where}: " if self.where else ""
-        return f"{where}{self.before or 'none'} → {self.after or 'none'}"
+        """The change in one line: where it is short, and stands before what it became."""
+        moved = f"{self.before} → {self.after or 'none'}" if self.before else self.after
+        if len(self.where) > _SHORT:
+            return f"{self.title}: {moved}, {self.where}"
+        return f"{self.title}: {self.where}: {moved}" if self.where else f"{self.title}: {moved}"
 
 
 @dataclass(frozen=True, slots=True)

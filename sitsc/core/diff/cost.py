@@ -51,7 +51,7 @@ def _sizes(a: Plan, b: Plan) -> Iterator[Change]:
 def counted(a: Plan, b: Plan) -> Iterator[Change]:
     """Work and time of operators that are the same in both: only when nothing else explains it."""
     same = a.target.ceilings == b.target.ceilings
-    found: dict[tuple[str, str], tuple[str, str, float, list[str]]] = {}
+    found: dict[tuple[str, str], tuple[str, str, float, dict[str, None]]] = {}
     whole = {name: view.predicted_us or 1.0 for name, view in regimes(a).items()}
     for regime, what, one, other in alike(a, b):
         share = max(one.predicted_us, other.predicted_us) / whole[regime]
@@ -60,12 +60,12 @@ def counted(a: Plan, b: Plan) -> Iterator[Change]:
             ("operations counted", "FLOP", one.flops, other.flops),
         ):
             if before != after:
-                row = (f"{before:.6g} {unit}", f"{after:.6g} {unit}", share, [])
-                found.setdefault((title, what), row)[3].append(regime)
+                row = (f"{before:.6g} {unit}", f"{after:.6g} {unit}", share, {})
+                found.setdefault((title, what), row)[3][regime] = None
         alike_work = (one.bytes, one.flops) == (other.bytes, other.flops)
         if same and alike_work and one.predicted_us != other.predicted_us:
-            row = (f"{one.predicted_us:.6g} µs", f"{other.predicted_us:.6g} µs", share, [])
-            found.setdefault(("time of the same work", what), row)[3].append(regime)
+            row = (f"{one.predicted_us:.6g} µs", f"{other.predicted_us:.6g} µs", share, {})
+            found.setdefault(("time of the same work", what), row)[3][regime] = None
     for (title, what), (before, after, share, names) in found.items():
-        where = f"{what} in {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "")
+        where = f"{what} in {listed(names, 1)}"
         yield Change("cost", title, where, before, after, share)

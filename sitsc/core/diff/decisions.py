@@ -108,16 +108,18 @@ def numerics(a: Plan, b: Plan) -> Iterator[Change]:
 
 
 def schedule(a: Plan, b: Plan) -> Iterator[Change]:
-    """Graph buckets and limits of a step."""
+    """Limits that were asked for, then what follows: graph buckets and sizes of a step."""
+    yield from _differs("schedule", "max_context", a.tokens.max_context, b.tokens.max_context)
+    for name in ("max_batch", "prefill_chunk_tokens"):
+        yield from _differs("schedule", name, getattr(a.schedule, name), getattr(b.schedule, name))
     for name in ("decode_buckets", "prefill_buckets"):
         before, after = getattr(a.schedule, name), getattr(b.schedule, name)
         what = [f"{word} {spaced}" for word, spaced in _moved(before, after) if spaced]
-        if set(before) != set(after):
+        if what:
             title = f"{name.partition('_')[0]} buckets {', '.join(what)}"
             yield Change("schedule", title, "", _text(before), _text(after))
-    for name in ("max_batch", "max_step_tokens", "prefill_chunk_tokens", "num_streams"):
+    for name in ("max_step_tokens", "num_streams"):
         yield from _differs("schedule", name, getattr(a.schedule, name), getattr(b.schedule, name))
-    yield from _differs("schedule", "max_context", a.tokens.max_context, b.tokens.max_context)
 
 
 def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[str, str]]:

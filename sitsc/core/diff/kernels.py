@@ -57,7 +57,7 @@ def kernels(a: Plan, b: Plan) -> Iterator[Change]:
         names.append(what)
         times.append(told.us)
     for (title, before, after, place), (names, times) in merged.items():
-        where = " ".join(part for part in (listed(names), place) if part)
+        where = " ".join(part for part in (listed(names, 2), place) if part)
         yield Change("kernels", title, where, before, after, sum(times) / whole)
     yield from _packages(a, b)
 
@@ -151,33 +151,31 @@ def _paired(a: list[str], b: list[str]) -> Iterator[tuple[int | None, int | None
 
 
 def _what(launch: Launch) -> str:
-    if launch.kind == "library":
-        return f"library {launch.kernel}"
-    tile = " ".join(f"{name} {size}" for name, size in sorted(launch.tile.items()))
-    return f"{launch.template} ({tile})" if tile else launch.template
+    return f"library {launch.kernel}" if launch.kind == "library" else launch.template
 
 
 def _differences(name: str, a: Launch, b: Launch) -> Iterator[tuple[str, str, str, str]]:
     """(title, where, before, after) of two launches that compute the same; the first that tells."""
     if (a.kind, a.template) != (b.kind, b.template):
         titles = {("kernel", "library"): "library, not ours", ("library", "kernel"): "ours"}
-        title = titles.get((a.kind, b.kind), "template")
-        yield title, name, _what(a), _what(b)
+        yield titles.get((a.kind, b.kind), "template"), name, _what(a), _what(b)
         return
-    if a.tile != b.tile:
+    full = name if name == a.template else f"{name} {a.template}"
+    told = a.tile != b.tile
+    if told:
         keys = [k for k in sorted({*a.tile, *b.tile}) if a.tile.get(k) != b.tile.get(k)]
         before, after = (" ".join(f"{k} {x.tile.get(k, '-')}" for k in keys) for x in (a, b))
-        yield "tile", f"{name} {a.template}", before, after
-    told = a.tile != b.tile
+        yield "tile", full, before, after
     for what, before, after in _signature(a, b):
         told = True
         yield what, name, before, after
-    if not told and a.grid != b.grid:
-        told = True
-        yield "grid", f"{name} {a.template}", _grid(a), _grid(b)
-    if not told and a.kernel != b.kernel and a.kind == "kernel":
-        yield "code", f"{name} {a.template}", a.kernel[:8], b.kernel[:8]
-    elif not told and a.kernel != b.kernel:
+    if told:
+        return
+    if a.grid != b.grid:
+        yield "grid", full, _grid(a), _grid(b)
+    elif a.kernel != b.kernel and a.kind == "kernel":
+        yield "code", full, "", "another source or other constants"
+    elif a.kernel != b.kernel:
         yield a.kind, name, a.kernel, b.kernel
 
 
