@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from sitsc.core.ranges import Cut
 from sitsc.passes.base import PassContext
 from sitsc.passes.fxutil import (
     Node,
@@ -46,16 +47,20 @@ class LowerAddmm:
     def _lower(self, graph: fx.Graph, node: Node, bias: Node, x: Node, weight: Node) -> None:
         spec = spec_of(weight)
         (source,) = spec.sources
-        columns = with_fields(source, stop=spec.shape[1], part=TRANSPOSED)
+        rows = spec.shape[0]  # of the tensor: a spec of its scales has no other way to know them
+        part = f"{TRANSPOSED} {Cut(-1, ((0, rows),), rows).word}"
+        columns = with_fields(source, stop=spec.shape[1], part=part)
         turned = with_fields(spec, shape=spec.shape[::-1], sources=(columns,))
         set_weight(weight, turned, tensor(weight))
-        out, (before, rows) = node, (x, tensor(node).shape[-1])
+        out, (before, width) = node, (x, tensor(node).shape[-1])
         if is_op(x, "reshape") and tensor(x.args[0]).shape[-1] == tensor(x).shape[-1]:
             before = x.args[0]
         with graph.inserting_before(node):
             wide = call(graph, aten.linear.default, (before, weight, bias), node)
             flat = (
-                wide if before is x else call(graph, aten.reshape.default, (wide, [-1, rows]), node)
+                wide
+                if before is x
+                else call(graph, aten.reshape.default, (wide, [-1, width]), node)
             )
         replace(out, flat)
         for user in list(flat.users):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from sitsc.core import weight_formats
-from sitsc.core.ranges import Cut, cuts_of
+from sitsc.core.ranges import cuts_of
 from sitsc.core.weight_spec import STACKED, ZEROS, TensorSlice, WeightSpec
 
 __all__ = [
@@ -95,9 +95,9 @@ def _part(
     if source.zeros:
         return torch.zeros((stop - start, *spec.shape[1:]), dtype=_dtype_of_rows(spec))
     if "columns" in source.part.split():
-        cut = Cut(-1, ((0, spec.shape[1]),), spec.shape[1])
-        cut = next((c for c in cuts_of(source.part) if c.dim == -1), cut)
-        rows = [read(source.tensor, *piece)[:, start:stop] for piece in cut.ranges]
+        cut = next((c for c in cuts_of(source.part) if c.dim == -1), None)
+        ranges = ((0, spec.shape[1]),) if cut is None else cut.ranges
+        rows = [read(source.tensor, *piece)[:, start:stop] for piece in ranges]
         return torch.cat(rows).T
     return source.of(read(source.tensor, start, stop))
 
@@ -139,8 +139,13 @@ def _packed(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
 
 
 def _scales(spec: WeightSpec, read: ReadRows) -> torch.Tensor:
-    out = torch.zeros(spec.stored_shape, dtype=torch.float32)
-    for start in range(0, spec.shape[0], _CHUNK_ROWS):
-        stop = min(spec.shape[0], start + _CHUNK_ROWS)
-        out[start:stop] = weight_formats.quantize_int8(_rows(spec, read, start, stop))[1]
+    """The scale of each row; that of zeros, whose columns the spec does not know, is zero."""
+    out, base = torch.zeros(spec.stored_shape, dtype=torch.float32), 0
+    for piece in spec.sources:
+        count = 0 if piece.zeros else piece.stop - piece.start
+        for done in range(0, count, _CHUNK_ROWS):
+            start, stop = piece.start + done, piece.start + min(count, done + _CHUNK_ROWS)
+            scale = weight_formats.quantize_int8(_part(spec, piece, start, stop, read))[1]
+            out[base + done : base + done + len(scale)] = scale
+        base += piece.stop - piece.start
     return out

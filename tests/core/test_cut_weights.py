@@ -92,6 +92,8 @@ def test_rows_past_the_end_are_zeros_in_every_format(kind: str):
     assert bool((plain[4:] == 0).all()) and bool((plain[:4] != 0).all())
     assert found.shape == packed.stored_shape
     assert bool((materialise(zero_weight(spec), read) == 0).all())
+    scales = materialise(replace(spec, role="scale", shape=spec.shape[:1]), read)
+    assert bool((scales[:4] > 0).all()) and not bool(scales[4:].any())
 
 
 def test_only_the_rows_of_a_slice_are_read():
