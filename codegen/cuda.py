@@ -14,6 +14,7 @@ from sitsc.codegen.cuda_attention import MERGES, Heads
 from sitsc.codegen.cuda_candidates import prefill_candidates
 from sitsc.codegen.cuda_experts import tile as experts_tile
 from sitsc.codegen.cuda_linear import Linear, workspace
+from sitsc.codegen.cuda_ranks import MOST_PROGRAMS
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
@@ -129,6 +130,8 @@ class CudaProvider:
         if template == "moe_route":
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count,), {})
+        if template in ("all_reduce", "all_gather"):
+            return self._among_ranks(template, shape)
         if template in ("rms_norm", "gather", "glu", "pointwise", "row_norm", "moe_sum"):
             source = instance(template, pdl=self.pdl, **shape)
             return self._info(source, (count, grid(source, Sizes())[1]), {})
@@ -142,6 +145,19 @@ class CudaProvider:
             return self._info(source, (count, parts), {"parts": parts})
         source = instance(template, pdl=self.pdl, **shape)
         return self._info(source, grid(source, Sizes()), {})
+
+    def _among_ranks(self, template: str, shape: dict[str, Any]) -> KernelInfo:
+        """A collective over at most `rows` rows; in steps of any size few programs take them."""
+        rows, many = shape.pop("rows"), shape.pop("many", False)
+        if template == "all_gather":
+            source = instance(template, pdl=self.pdl, **shape)
+            items = rows * source.constants["CHUNKS"]
+            return self._info(source, (min(items, MOST_PROGRAMS),), {})
+        items = rows * shape.get("blocks", 1)
+        many = many or items > MOST_PROGRAMS
+        source = instance(template, pdl=self.pdl, many=many, **shape)
+        programs = min(items, self.limits.num_sms if many else MOST_PROGRAMS)
+        return self._info(source, (programs,), {"blocks": shape.get("blocks", 1)})
 
     def _info(
         self,

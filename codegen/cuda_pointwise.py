@@ -39,6 +39,9 @@ FUNCTIONS: dict[str, str] = {
     "maximum": "tl.maximum({0}, {1})",
     "minimum": "tl.minimum({0}, {1})",
     "cast": "{0}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "masked_fill": "tl.where({1}, {2}, {0})",
 }
 FUNCTIONS |= {f"glu_{name}": f"({FUNCTIONS[name]}) * {{1}}" for name in ACTIVATIONS}
 _POWERS = {

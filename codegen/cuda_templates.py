@@ -17,6 +17,7 @@ from sitsc.codegen import (
     cuda_experts,
     cuda_linear,
     cuda_pointwise,
+    cuda_ranks,
     cuda_rows,
     cuda_sampling,
 )
@@ -109,6 +110,11 @@ _ALL = (
         lambda c, s: (_cover(c, "N", "BLOCK_N"), c["TILES"]),
     ),
     Template("moe_sum", cuda_experts.moe_sum, _row_blocks),
+    Template("all_reduce", cuda_ranks.all_reduce, lambda c, s: (s.programs,)),
+    Template("all_gather", cuda_ranks.all_gather, lambda c, s: (s.programs,)),
+    Template("share_ids", cuda_ranks.share_ids, lambda c, s: (1,)),
+    Template("send", cuda_ranks.send, lambda c, s: (cuda_ranks.CROSSING_PROGRAMS,)),
+    Template("receive", cuda_ranks.receive, lambda c, s: (cuda_ranks.CROSSING_PROGRAMS,)),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),
     Template("place", cuda_rows.place, lambda c, s: (1,)),
     Template(

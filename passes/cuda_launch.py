@@ -24,7 +24,8 @@ from sitsc.passes.schedule import StepSizes
 Node = Any
 ALIGNMENT = 16
 # Buffers of the whole step: sums of programs for the last of them, its counters, sums for readers.
-SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32"}
+# The slots of several ranks are sets for two calls, one slot in each for every other rank.
+SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32", "slots": "int32"}
 _ROUNDED = ("tokens", "rows")
 _ROWS = 8  # rows of a buffer come in multiples of this, so that what follows them is aligned
 
@@ -50,7 +51,9 @@ class LaunchBuilder:
         provider: KernelProvider,
         page_tokens: int,
         kv_pages: int,
+        ranks: int = 1,
     ) -> None:
+        self.ranks = ranks
         self.graph, self.step, self.target, self.provider = graph, step, target, provider
         self.kv_pages, self.symbols = kv_pages, symbol_names(graph)
         given = step.values(page_tokens)
@@ -241,12 +244,13 @@ class LaunchBuilder:
             name, ref.source, buffer, ref.dtype, shape, None, ref.offset * item, ref.layer_stride
         )
 
-    def finish(self, output: Node) -> None:
-        """Logits as an argument, and every buffer with its lifetime."""
-        ref, width = self.place(output), self.sizes.of(tensor(output).shape[-1])
+    def finish(self, output: Node | None) -> None:
+        """Logits as an argument, if there are any, and every buffer with its lifetime."""
         self.clock += 1
-        self.touch(ref)
-        self.out.logits = self.argument("logits", ref, ("rows", width))
+        if output is not None:
+            ref, width = self.place(output), self.sizes.of(tensor(output).shape[-1])
+            self.touch(ref)
+            self.out.logits = self.argument("logits", ref, ("rows", width))
         for name, nbytes in self.bytes.items():
             first, last = self.life[name]
             self.out.buffers.append(ArenaBuffer(name, "uint8", (nbytes,), 0, nbytes, first, last))

@@ -5,16 +5,17 @@ from typing import Any
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.kernels import KernelInfo
 from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_parts import PartOps, in_parts
+from sitsc.passes.cuda_collectives import RankOps
+from sitsc.passes.cuda_parts import in_parts
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
-from sitsc.passes.fxutil import arguments, module_path, tensor, weight_of
+from sitsc.passes.fxutil import arguments, is_op, module_path, tensor, weight_of
 
 Node = Any
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-class LinearOps(PartOps):
+class LinearOps(RankOps):
     """Launches of sitsc::fused_linear."""
 
     def fused_linear(self, node: Node) -> None:
@@ -26,8 +27,12 @@ class LinearOps(PartOps):
             self._by_library(node, a, shape, x)
             return
         scale: Ref | None = None
-        if blocks := info.tile.get("separate_norm", 0):
-            x, scale = self._normed(node, a, x, blocks)
+        blocks = info.tile.get("separate_norm", 0)
+        if blocks or (shape["norm"] and is_op(a["x"], "all_reduce")):
+            x, scale = self._normed(node, a, x, max(1, blocks))
+        if self.reduced(node) and not in_parts(info):
+            self.product_of_ours(node, info, x, scale)
+            return
         if in_parts(info):
             bound = {"x_ptr": x, "w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}
             self.leave_parts(node, info, bound | {"squares_ptr": scale})
@@ -52,7 +57,15 @@ class LinearOps(PartOps):
         columns = self.sizes.of(tensor(a["x"]).shape[-1])
         tokens = self.sizes.elements(a["x"]) // columns
         shape = self._linear_shape(node, a, columns)
-        return shape, self.provider.linear(shape, tokens, parts=parts)
+        info = self.provider.linear(shape, tokens, parts=parts)
+        apart = info is None or info.tile.get("separate_norm")
+        if shape["norm"] and is_op(a["x"], "all_reduce") and not apart:
+            alone = {k: v for k, v in shape.items() if k != "x_dtype"} | {"norm": False}
+            info = self.provider.linear(alone, tokens, parts=parts)
+        if info is not None and not in_parts(info) and self.reduced(node):
+            shape |= {"out_dtype": "fp32"}
+            info = self.provider.linear(shape, tokens)
+        return shape, info
 
     def _linear_shape(self, node: Node, a: dict[str, Any], columns: int) -> dict[str, Any]:
         kind = SHORT[str(tensor(a["x"]).dtype).removeprefix("torch.")]
@@ -96,7 +109,12 @@ class LinearOps(PartOps):
         if blocks > 1:
             squares = self.temporary("squares", (*x.shape[:-1], blocks), "float32")
             bound, shape = bound | {"squares_ptr": squares}, shape | {"blocks": blocks}
-        if (sums := self.added(x)) is not None:
+        sums = self.added(x)
+        if sums is not None and sums.ranks > 1:
+            self.sum_of_ranks(node, x, sums, bound, shape)
+            return normed, squares
+        if sums is not None:
+            assert sums.base is not None
             bound |= {"x_ptr": sums.base, "parts_ptr": sums.parts, "sum_ptr": x}
             shape |= {"parts": sums.count, "parts_dtype": SHORT[sums.parts.dtype]}
         info = self.provider.make(
@@ -128,6 +146,9 @@ class LinearOps(PartOps):
 
     def _product_over(self, node: Node, a: dict[str, Any], x: Ref, w: Ref, rows: int) -> None:
         """The product, added to the residual by the next norm, in its place or to a copy of it."""
+        if self.reduced(node) and not self.waiting:
+            self.product_of_library(node, x, w, rows)
+            return
         if a["residual"] is not None and self.product_apart(node, x, w, rows):
             return
         out = self._output(node, a, [x])

@@ -22,15 +22,22 @@ Node = Any
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A value that is `base` plus `count` sums `parts` [count, rows, columns]."""
+    """A value that is `base` plus `count` sums `parts` [count, rows, columns], of every rank.
 
-    base: Ref
+    Without a `base` it is the sums alone.
+    """
+
+    base: Ref | None
     parts: Ref
     count: int
+    ranks: int = 1
 
     def same(self, other: "Sums") -> bool:
         """Whether a kernel that adds these also adds those."""
-        same = (self.count, self.parts.dtype) == (other.count, other.parts.dtype)
+        same = (self.count, self.ranks) == (other.count, other.ranks)
+        same = same and self.parts.dtype == other.parts.dtype
+        if self.base is None or other.base is None:
+            return False
         return same and self.base.same_elements(other.base)
 
 
@@ -47,6 +54,7 @@ class PartOps(Elementwise):
         super().reset()
         self.waiting: dict[str, Sums] = {}
         self.row_parts: dict[str, int] = {}
+        self.unsummed: dict[Node, Sums] = {}
         self.whole: set[Node] = set()
         self.following: dict[Node, Node] = {}
 
@@ -61,18 +69,32 @@ class PartOps(Elementwise):
         a = arguments(node)
         if a["bias"] is not None:
             return False
+        if self.reduced(node):
+            return not self.waiting
         if a["epilogue"] == "residual":
-            return node not in self.whole and not self.waiting and self._norm_first(node)
+            return node not in self.whole and not self.waiting and self.norm_first(node)
         return a["epilogue"] == "none" and self.step.kind == "decode" and self._only_row(node)
 
-    def _norm_first(self, node: Node) -> bool:
-        """Whether a norm with a kernel of its own reads a value before all others."""
+    def reduced(self, node: Node) -> bool:
+        """Whether a linear layer is read by nothing but the sum over ranks."""
+        users = list(node.users)
+        return (
+            len(users) == 1
+            and is_op(users[0], "all_reduce")
+            and arguments(node)["epilogue"] == "none"
+            and arguments(node)["bias"] is None
+        )
+
+    def norm_first(self, node: Node) -> bool:
+        """Whether a norm that can be a kernel of its own reads a value before all others."""
         readers = sorted(self.values.readers(node), key=self.values.order.__getitem__)
         if not readers or not is_op(readers[0], "fused_linear"):
             return False
         a = arguments(readers[0])
         if a["x"] is not node or a["prologue"] != "rms_norm" or a["residual"] is node:
             return False
+        if is_op(node, "all_reduce"):
+            return True
         _, info = self.asked_for(readers[0], parts=False)
         return info is None or bool(info.tile.get("separate_norm"))
 
@@ -99,6 +121,11 @@ class PartOps(Elementwise):
     def leave_parts(self, node: Node, info: KernelInfo, bound: dict[str, Any]) -> None:
         """Launch a linear kernel that leaves its sums, and remember who is to add them."""
         count, residual = info.tile["split"], arguments(node)["residual"]
+        if self.reduced(node):
+            parts = self._scratch(self.shape_of(node), count, "float32")
+            self.kernel(info, bound | {"parts_ptr": parts}, node)
+            self.unsummed[node] = Sums(None, parts, count, self.ranks)
+            return
         if residual is None:
             row = self.new(node, parts=count)
             self.row_parts[row.buffer] = count
@@ -123,7 +150,7 @@ class PartOps(Elementwise):
         residual = arguments(node)["residual"]
         base = self.rows(residual)
         out = self.destination(node, [x], [residual])
-        return out, Sums(base, self._scratch(out, count, dtype), count)
+        return out, Sums(base, self._scratch(out.shape, count, dtype), count)
 
     def added(self, x: Ref) -> Sums | None:
         """What a norm that reads `x` has to add, once."""
@@ -146,10 +173,10 @@ class PartOps(Elementwise):
             if ref.source == "arena" and ref.buffer in self.waiting:
                 raise GraphError(f"{ref.buffer} is read in parts", hint="report the model")
 
-    def _scratch(self, out: Ref, count: int, dtype: str) -> Ref:
-        sums = math.prod(out.shape) * count * DTYPES[dtype].itemsize // 4
+    def _scratch(self, given: tuple[int, ...], count: int, dtype: str) -> Ref:
+        sums = math.prod(given) * count * DTYPES[dtype].itemsize // 4
         self.scratch["sums"] = max(self.scratch["sums"], sums)
-        shape = (math.prod(out.shape[:-1]), out.shape[-1])
+        shape = (math.prod(given[:-1]), given[-1])
         return Ref("arena", "sums", dtype, 0, shape, packed(shape, None))
 
     # --- repeated layers ----------------------------------------------------------------------
@@ -157,15 +184,16 @@ class PartOps(Elementwise):
     def embedded_parts(self, node: Node, out: Ref) -> Sums | None:
         """Parts of the value before repeated layers, as many as all of them add; set to zero."""
         theirs = self.following.get(node)
-        if theirs is None or not is_op(theirs, "fused_linear") or not self._norm_first(node):
+        if theirs is None or not is_op(theirs, "fused_linear") or not self.norm_first(node):
             return None
         if arguments(theirs)["epilogue"] != "residual" or not self.takes_parts(theirs):
             return None
         _, info = self.asked_for(theirs, parts=True)
         if info is not None and in_parts(info):
-            return Sums(out, self._scratch(out, info.tile["split"], "float32"), info.tile["split"])
+            count = info.tile["split"]
+            return Sums(out, self._scratch(out.shape, count, "float32"), count)
         if info is None and tensor(theirs).dtype == DTYPES["float32"]:
-            return Sums(out, self._scratch(out, 1, "bfloat16"), 1)
+            return Sums(out, self._scratch(out.shape, 1, "bfloat16"), 1)
         return None
 
     def begin_layers(self) -> dict[str, Sums]:

@@ -31,6 +31,7 @@ from sitsc.core.plan import (
 )
 from sitsc.core.printer import symbol_names
 from sitsc.passes.cost import Sizes
+from sitsc.passes.cuda_collectives import crossing_buffers
 from sitsc.passes.cuda_launch import SCRATCH
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
 from sitsc.passes.cuda_step import StepLaunches, step_buffers
@@ -73,20 +74,30 @@ def make_cuda_plan(
     made: list[Scheduled] = []
     for step in steps:
         scheduler = CudaScheduler(
-            graph, step, classes, target, provider, options.page_size, kv_pages(options, context)
+            graph,
+            step,
+            classes,
+            target,
+            provider,
+            options.page_size,
+            kv_pages(options, context),
+            options.tp,
         )
         made.append(scheduler.run())
     keys = {key: info for one in made for key, info in one.keys.items()}
+    most = min(options.prefill_chunk_tokens, context) + options.max_batch
     inputs = step_buffers(options, context, facts.tokens)
-    extra = StepLaunches(facts.tokens, provider, keys)
+    inputs += crossing_buffers(graph, -(-most // 8) * 8)
+    extra = StepLaunches(facts.tokens, provider, keys, options)
     arena, places = _arena(inputs, steps, made)
     found = []
     for step, one, offsets in zip(steps, made, places, strict=True):
         groups = [
             _placed(extra.place(one, step), offsets),
             *[_placed(group, offsets) for group in one.groups],
-            _placed(extra.sample(one, step), offsets),
         ]
+        if one.logits is not None:
+            groups.append(_placed(extra.sample(one, step), offsets))
         found.append(_regime(graph, step, groups, classes, data, options))
     plan = Plan(
         schema=SCHEMA,

@@ -24,7 +24,7 @@ __all__ = ["CudaScheduler", "Scheduled"]
 
 Node = Any
 _OWN = ("fused_linear", "rms_norm", "layer_norm", "packed_embedding", "rope_table")
-_OWN += ("moe", "paged_attention", "addmm")
+_OWN += ("moe", "paged_attention", "addmm", "all_reduce", "all_gather")
 
 
 class _CannotRepeatError(Exception):
@@ -43,8 +43,9 @@ class CudaScheduler(KernelOps):
         provider: KernelProvider,
         page_tokens: int,
         kv_pages: int,
+        ranks: int = 1,
     ) -> None:
-        super().__init__(graph, step, target, provider, page_tokens, kv_pages)
+        super().__init__(graph, step, target, provider, page_tokens, kv_pages, ranks)
         self.classes = classes
         self.by_layer: dict[int | None, list[Node]] = {}
         for node in graph.nodes:
@@ -56,24 +57,32 @@ class CudaScheduler(KernelOps):
 
         Raises UnsupportedModelError for an operator without a kernel.
         """
-        try:
-            return self._schedule(apart=False)
-        except _CannotRepeatError:
-            return self._schedule(apart=True)
+        for apart in (0, 1):
+            try:
+                return self._schedule(apart)
+            except _CannotRepeatError:
+                continue
+        return self._schedule(len(self.by_layer))
 
-    def _schedule(self, *, apart: bool) -> Scheduled:
-        """With `apart`, every layer is a group of its own."""
+    def _schedule(self, apart: int) -> Scheduled:
+        """The first `apart` layers of every run are groups of their own."""
         self.reset()
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self.places[node] = self.input(node)
-        segments = self._segments(apart=apart)
+        self.receive()
+        segments = self._segments(apart)
         for _, layers, _ in segments:
             self._expect(layers)
             self.following |= {ours: theirs for theirs, ours in self.carried.items()}
         for name, layers, nodes in segments:
             self._segment(name, layers, nodes)
-        self.finish(self.graph.output_node().args[0])
+        output = self.graph.output_node()
+        if output.meta.get("outputs"):
+            self.send()
+            self.finish(None)
+        else:
+            self.finish(output.args[0])
         return self.out
 
     # --- layers -------------------------------------------------------------------------------
@@ -94,10 +103,11 @@ class CudaScheduler(KernelOps):
         if self.launches:
             self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
 
-    def _segments(self, *, apart: bool) -> list[tuple[str, tuple[int, ...], list[Node]]]:
+    def _segments(self, apart: int) -> list[tuple[str, tuple[int, ...], list[Node]]]:
         """Nodes before the layers, runs of layers of one class (nodes of the first), the rest."""
         kinds = {layer: c.name for c in self.classes for layer in c.layers}
         runs: list[tuple[str, list[int], list[Node]]] = []
+        length = 0  # layers of this class in a row, as far as they are read
         for node in (n for n in self.graph.nodes if n.op == "call_function"):
             layer = self.values.layer[node]
             name = "step" if layer is None else kinds[layer]
@@ -105,10 +115,12 @@ class CudaScheduler(KernelOps):
             follows = last is not None and last[0] == name
             if last is not None and follows and (layer is None or layer in last[1]):
                 last[2].append(node)
-            elif last is not None and follows and layer is not None and not apart:
+            elif last is not None and follows and layer is not None and length > apart:
                 last[1].append(layer)
                 last[2].append(node)
+                length += 1
             else:
+                length = length + 1 if follows else 1
                 runs.append((name, [] if layer is None else [layer], [node]))
         found = []
         for name, layers, nodes in runs:

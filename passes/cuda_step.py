@@ -13,6 +13,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
 from sitsc.core.serving.sampling_rows import bitmap_words
 from sitsc.core.weights import DTYPES
+from sitsc.passes.cuda_collectives import CALLS
 from sitsc.passes.cuda_schedule import Scheduled
 from sitsc.passes.schedule import StepSizes
 
@@ -20,6 +21,7 @@ _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
 _FEW_ROWS, _FEW_PARTS = 16, 8  # more rows fill a GPU with fewer programs each
 _SCANNING = 256  # programs of the scan that an H200 holds at once
 _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
+MOST_PROGRAMS = 256  # of a collective
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
 _RENAMED = {"ids_ptr": "sampled_ids"}
@@ -64,6 +66,13 @@ def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[
         "mass": ("int64", (batch, 5)),
         "border": ("int64", (batch,)),
     }
+    if options.tp > 1:
+        shapes |= {
+            "tp_rank": ("int64", (1,)),
+            "peers": ("int64", (options.tp + 2,)),
+            "calls": ("int64", (CALLS,)),
+            "pads": ("int32", (MOST_PROGRAMS, options.tp)),
+        }
     return [
         ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
         for name, (dtype, shape) in shapes.items()
@@ -74,17 +83,26 @@ class StepLaunches:
     """Makes the launches around the model; new kernel instances go to `keys`."""
 
     def __init__(
-        self, tokens: Tokens, provider: KernelProvider, keys: dict[str, KernelInfo]
+        self,
+        tokens: Tokens,
+        provider: KernelProvider,
+        keys: dict[str, KernelInfo],
+        options: CompileOptions,
     ) -> None:
         self._tokens, self._provider, self._keys = tokens, provider, keys
+        self._ranks, self._goes_on = options.tp, options.pp == 1
 
     def place(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
         """Tokens that an earlier step sampled, from the sampled ids to where they belong."""
         return self._group(PLACE_GROUP, ("place",), one, step)
 
     def sample(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
-        """Sampled ids from logits; after a decode step also the inputs of the next."""
-        last = ("advance",) if step.kind == "decode" else ()
+        """Sampled ids from logits; after a decode step also the inputs of the next.
+
+        With several stages the host gives the next its inputs: other sequences are in between.
+        """
+        last = ("share_ids",) if self._ranks > 1 else ()
+        last += ("advance",) if step.kind == "decode" and self._goes_on else ()
         return self._group("sample", (*_SAMPLERS, *last), one, step)
 
     def _group(
@@ -112,6 +130,8 @@ class StepLaunches:
         )
 
     def _shape(self, template: str, step: StepSizes) -> dict[str, Any]:
+        if template == "share_ids":
+            return {"max_sequences": max(_BLOCK, step.sequences), "ranks": self._ranks}
         if template not in _SAMPLERS:
             return {"max_sequences": max(_BLOCK, step.sequences)}
         tokens = self._tokens

@@ -38,6 +38,9 @@ ELEMENTWISE = {
     "minimum": "minimum",
     "clamp": "clamp",
     "glu": "glu",
+    "eq": "eq",
+    "ne": "ne",
+    "masked_fill": "masked_fill",
 }
 CASTS = ("_to_copy", "to", "clone", "contiguous", "keep")
 MOVES = ("cat", "stack", "repeat_interleave", "rope")

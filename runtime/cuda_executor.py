@@ -5,7 +5,7 @@ next step has started, or logits. Every buffer lies where the plan says; sizes, 
 arguments all come from the plan.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from sitsc.runtime.cuda_memory import CudaMemory
 from sitsc.runtime.cuda_rows import DeviceRows
 from sitsc.runtime.cuda_weights import random_weights
 from sitsc.runtime.launcher import KernelImage
+from sitsc.runtime.row_fields import Field, RecordedFields
 from sitsc.runtime.sampler import SamplerRow
 from sitsc.runtime.steps import Sampled
 
@@ -61,10 +62,13 @@ class CudaExecutor:
 
     num_ahead = 1
 
-    def __init__(self, artifact: Artifact, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, artifact: Artifact, weights: dict[str, Tensor], arena: Tensor | None = None
+    ) -> None:
+        """`arena` is what the ranks of a stage share; None: memory of its own."""
         self.plan = artifact.plan
-        self.device = cuda_driver.open_device(0)
-        self.memory = CudaMemory(self.plan, weights)
+        self.device = cuda_driver.open_device(torch.cuda.current_device())
+        self.memory = CudaMemory(self.plan, weights, arena)
         self.images = self._load_kernels(artifact)
         self.stream = torch.cuda.Stream()
         self.inputs = StepInputs(self.memory)
@@ -78,8 +82,9 @@ class CudaExecutor:
         self._logits = {r.name: _logits_of(r) for r in self.plan.regimes}
         self._sources: dict[int, int] = {}
         batch = self.plan.schedule.max_batch
-        self._host = [torch.empty(batch, dtype=torch.int64, pin_memory=True) for _ in range(_RING)]
-        self._done = [torch.cuda.Event() for _ in range(_RING)]
+        ring = range(_RING + self.plan.parallel.pp)
+        self._host = [torch.empty(batch, dtype=torch.int64, pin_memory=True) for _ in ring]
+        self._done = [torch.cuda.Event() for _ in ring]
         self._turn = 0
 
     def _load_kernels(self, artifact: Artifact) -> dict[tuple[str, int], KernelImage]:
@@ -158,12 +163,39 @@ class CudaExecutor:
     def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> StepInFlight:
         """Start a step and the copy of its sampled ids. Raises CapacityError."""
         with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
+            self.write_rows(upload, batch, rows)
             if batch.regime == "decode":
-                self._decode(upload, batch, rows)
+                self._replay(upload, batch)
             else:
-                wanted = _sampled_rows(batch)
-                self.rows.write(upload, batch, rows, max(1, len(wanted)))
-                self._prefill(upload, batch, wanted)
+                self._prefill(upload, batch, _sampled_rows(batch))
+            self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
+            return self._read_back(len(batch.sampled_ids))
+
+    def write_rows(
+        self, upload: "Upload | RecordedFields", batch: StepBatch, rows: Sequence[SamplerRow]
+    ) -> None:
+        """The fields of the sampled rows of a step, where they changed."""
+        wanted = len(batch.sampled_ids)
+        if batch.regime == "decode":
+            wanted = self.decode_regime(wanted).sizes["sequences"]
+        self.rows.write(upload, batch, rows, max(1, wanted))
+
+    def follow(
+        self, batch: StepBatch, fields: Iterable[Field] = (), *, alone: bool = False
+    ) -> StepInFlight:
+        """Start a step that rank 0 scheduled, with the fields of rows that it tells.
+
+        `alone`: the last step left no tokens here that this one could begin with.
+        """
+        with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
+            if alone:
+                self.inputs.forget_layout()
+            for name, values, start in fields:
+                upload.put(name, values, start)
+            if batch.regime == "decode":
+                self._replay(upload, batch)
+            else:
+                self._prefill(upload, batch, _sampled_rows(batch))
             self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
             return self._read_back(len(batch.sampled_ids))
 
@@ -185,10 +217,9 @@ class CudaExecutor:
             regime = self._prefill(upload, batch, wanted)
             return self.logits(regime, len(wanted)).cpu()
 
-    def _decode(self, upload: Upload, batch: StepBatch, rows: Sequence[SamplerRow]) -> None:
+    def _replay(self, upload: Upload, batch: StepBatch) -> None:
         regime = self.decode_regime(len(batch.request_ids))
         bucket = regime.sizes["sequences"]
-        self.rows.write(upload, batch, rows, bucket)
         self._place(regime, self.inputs.decode(upload, batch, bucket, self._sources))
         self._graphs[regime.name].replay()
 
@@ -205,7 +236,7 @@ class CudaExecutor:
 
     def _read_back(self, rows: int) -> StepInFlight:
         host, done = self._host[self._turn], self._done[self._turn]
-        self._turn = (self._turn + 1) % _RING
+        self._turn = (self._turn + 1) % len(self._host)
         if rows:
             host[:rows].copy_(self.sampled(rows), non_blocking=True)
             done.record()

@@ -6,10 +6,12 @@ the addresses of weights and not their content, so that both go on at the same t
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sitsc.core import env
 from sitsc.core.artifact import Artifact
 from sitsc.core.errors import DeviceError
 from sitsc.runtime import cuda_preflight
@@ -19,18 +21,27 @@ from sitsc.runtime.cuda_weights import WeightLoad, random_weights, weight_load
 from sitsc.runtime.load_request import LoadRequest, Timeline, weights_folder
 from sitsc.runtime.memory_budget import CUDA_RUNTIME_BYTES, TORCH_WORKSPACE_BYTES, Room
 
+if TYPE_CHECKING:
+    from sitsc.runtime.ranks import World
+
 
 class CudaLoading:
     """An artifact on its way to a GPU."""
 
-    def __init__(self, artifact: Artifact, request: LoadRequest, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        request: LoadRequest,
+        timeline: Timeline,
+        world: "World | None" = None,
+    ) -> None:
         """Check everything, then begin with the weights. Raises SitscError before any is read."""
-        self._artifact = artifact
+        self._artifact, self._world = artifact, world
         folder = weights_folder(artifact, request)
         needs = cuda_preflight.check_kernels(artifact)
         timeline.mark("check")
         try:
-            device = cuda_preflight.open_gpu()
+            device = cuda_preflight.open_gpu(env.local_rank())
         except DeviceError as error:
             raise cuda_preflight.no_gpu(error, artifact) from None
         room = cuda_preflight.gpu_room(device, request.memory_limit)
@@ -50,13 +61,26 @@ class CudaLoading:
     def finish(self, timeline: Timeline) -> CudaExecutor:
         """The executor, its graphs captured and its weights in place. Raises SitscError."""
         with _memory_errors(self._device):
-            executor = CudaExecutor(self._artifact, self._weights)
+            executor = CudaExecutor(self._artifact, self._weights, self._shared())
             timeline.mark("kernels")
+            if self._world is not None:
+                self._world.gather()
+                timeline.mark("meet")
             executor.capture()
             timeline.mark("graphs")
             self._wait(timeline)
         timeline.mark("weights")
         return executor
+
+    def _shared(self) -> Tensor | None:
+        """The arena that all ranks map, if there are several."""
+        if self._world is None:
+            return None
+        from sitsc.runtime.shared_arena import share_arena  # noqa: PLC0415  (with ranks alone)
+
+        world = self._world
+        self._arena = share_arena(world.plan, world.rank, world.everyone)
+        return self._arena.arena
 
     def stop(self) -> None:
         """Read no more; returns when nothing is written to the device any more."""

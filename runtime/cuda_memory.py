@@ -16,9 +16,11 @@ from sitsc.core.weights import DTYPES
 class CudaMemory:
     """Weights, arena and KV pools of one device."""
 
-    def __init__(self, plan: Plan, weights: dict[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, weights: dict[str, Tensor], arena: Tensor | None = None) -> None:
         self.plan, self.weights = plan, weights
-        self.arena = torch.zeros(plan.memory.arena_bytes, dtype=torch.uint8, device="cuda")
+        if arena is None:
+            arena = torch.zeros(plan.memory.arena_bytes, dtype=torch.uint8, device="cuda")
+        self.arena = arena[: plan.memory.arena_bytes]
         self.pools = {
             g.name: torch.zeros(
                 plan.memory.kv_pages * g.page_bytes, dtype=torch.uint8, device="cuda"

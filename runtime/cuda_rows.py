@@ -18,11 +18,11 @@ from sitsc.core.serving.sampling_rows import (
     sampling_row,
 )
 from sitsc.runtime.cuda_inputs import Upload
+from sitsc.runtime.row_fields import FIELDS, RecordedFields
 from sitsc.runtime.sampler import SamplerRow
 
-_FIELDS = ("temperature", "top_k", "top_p", "min_p", "penalty", "seed", "step", "suppress")
-_FIELDS += ("has_mask", "slot")
 _IDLE = SamplingRow()
+Copies = Upload | RecordedFields
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class DeviceRows:
             self._free.append(kept.slot)
 
     def write(
-        self, upload: Upload, batch: StepBatch, rows: Sequence[SamplerRow], bucket: int
+        self, upload: Copies, batch: StepBatch, rows: Sequence[SamplerRow], bucket: int
     ) -> None:
         """Make the first `bucket` rows those of a step; all past `rows` idle."""
         ids = batch.sampled_ids
@@ -76,12 +76,12 @@ class DeviceRows:
                 upload.put("mask", words, index * len(words))
 
     @staticmethod
-    def _put(upload: Upload, fields: Sequence[SamplingRow]) -> None:
-        for name in _FIELDS:
+    def _put(upload: Copies, fields: Sequence[SamplingRow]) -> None:
+        for name in FIELDS:
             upload.put(name, np.array([getattr(field, name) for field in fields]))
 
     def _row(
-        self, upload: Upload, batch: StepBatch, request_id: int, row: SamplerRow
+        self, upload: Copies, batch: StepBatch, request_id: int, row: SamplerRow
     ) -> SamplingRow:
         kept = self._kept.get(request_id)
         if kept is None:

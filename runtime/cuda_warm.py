@@ -9,6 +9,7 @@ import json
 import threading
 from pathlib import Path
 
+from sitsc.core import env
 from sitsc.core.errors import SitscError
 from sitsc.runtime import cuda_driver
 
@@ -35,4 +36,4 @@ def _for_gpu(artifact: Path) -> bool:
 
 def _open() -> None:
     with contextlib.suppress(SitscError):
-        cuda_driver.open_device(0)
+        cuda_driver.open_device(env.local_rank())

@@ -34,7 +34,9 @@ from sitsc.runtime.sampler import Sampler
 from sitsc.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from sitsc.runtime.cuda_rank_steps import CudaRankSteps
     from sitsc.runtime.rank_steps import RankSteps
+    from sitsc.runtime.ranks import World
 
 TARGET = "cpu"
 GPU = "sm_"
@@ -55,7 +57,7 @@ class Session:
     template: ChatTemplate | None
     timeline: dict[str, float]
     beside: dict[str, float] = field(default_factory=dict)
-    ranks: "RankSteps | None" = None
+    ranks: "RankSteps | CudaRankSteps | None" = None
 
     @property
     def follows(self) -> bool:
@@ -141,6 +143,8 @@ def _load_rank(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> 
     world = ranks.join(artifact.plan)
     timeline.mark("meet")
     own = artifact.of_rank(world.rank)
+    if own.plan.target.isa.startswith(GPU):
+        return _load_gpu_rank(own, request, timeline, world)
     executor, tokenizer, template = _load_cpu(own, request, timeline, world.tp_rank)
     stage = artifact.plan.stages[world.stage]
     steps = RankSteps(executor, stage, world, _sampler(artifact.plan))
@@ -148,6 +152,20 @@ def _load_rank(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> 
     timeline.mark("executor")
     return Session(
         own, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
+    )
+
+
+def _load_gpu_rank(
+    artifact: Artifact, request: LoadRequest, timeline: Timeline, world: "World"
+) -> Session:
+    from sitsc.runtime.cuda_rank_steps import CudaRankSteps  # noqa: PLC0415  (only where GPUs are)
+
+    executor, tokenizer, template = _load_gpu(artifact, request, timeline, world)
+    steps = CudaRankSteps(executor, world)
+    engine = make_engine(artifact, steps, tokenizer)
+    timeline.mark("executor")
+    return Session(
+        artifact, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
     )
 
 
@@ -180,10 +198,12 @@ def _load_cpu(
     return CpuExecutor(artifact, placed, tp_rank), tokenizer, template
 
 
-def _load_gpu(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> _Loaded:
+def _load_gpu(
+    artifact: Artifact, request: LoadRequest, timeline: Timeline, world: "World | None" = None
+) -> tuple[Any, Tokenizer | None, ChatTemplate | None]:
     from sitsc.runtime.cuda_loading import CudaLoading  # noqa: PLC0415  (only where a GPU is)
 
-    loading: Loading = CudaLoading(artifact, request, timeline)
+    loading: Loading = CudaLoading(artifact, request, timeline, world)
     try:
         with checked(artifact, request.verify):
             tokenizer, template = _text_files(artifact)

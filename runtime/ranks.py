@@ -10,12 +10,15 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sitsc.core.errors import OptionError, RankError
 from sitsc.core.ops.collectives import TP, use_group, use_waiting
 from sitsc.core.plan import Plan
 from sitsc.runtime.rank_watch import Watch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 BACKEND = "gloo"
 _MEETING, _COMPARING = timedelta(seconds=60), timedelta(seconds=5)
@@ -33,6 +36,15 @@ class World:
     tp: int
     pp: int
     watch: Watch
+    plan: Plan  # of all ranks
+
+    @property
+    def everyone(self) -> "ProcessGroup":
+        """The group of all ranks."""
+        import torch.distributed as dist  # noqa: PLC0415  (only with ranks)
+
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD
 
     @property
     def before(self) -> int:
@@ -43,6 +55,14 @@ class World:
     def after(self) -> int:
         """The rank of the next stage that this one sends to."""
         return self.rank + self.tp
+
+    def gather(self) -> None:
+        """Wait until all ranks are here."""
+        import torch  # noqa: PLC0415  (with torch.distributed)
+        import torch.distributed as dist  # noqa: PLC0415
+
+        with self.watch.waiting():
+            dist.all_reduce(torch.zeros(1))
 
     @property
     def is_last(self) -> bool:
@@ -81,7 +101,7 @@ def join(plan: Plan) -> World:
     watch = Watch(own, rank, size, _end)
     use_waiting(watch.waiting)
     watch.start()
-    return World(rank, place.program, place.shard, tp, size // tp, watch)
+    return World(rank, place.program, place.shard, tp, size // tp, watch, plan)
 
 
 def _place(plan: Plan) -> tuple[int, int]:

@@ -170,5 +170,6 @@ def lane_of(nbytes: int, device: torch.device) -> Lane:
         return Lane(nbytes)
     from sitsc.runtime.cuda_driver import ignore_captures  # noqa: PLC0415  (only with a GPU)
 
+    torch.cuda.set_device(device)  # of this thread; pinned memory is made for it
     ignore_captures()
     return _GpuLane(nbytes, device)

@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from sitsc import lowering
 from sitsc.codegen import cpu
-from sitsc.core.errors import OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition, check_partition, even_stages
@@ -40,22 +39,18 @@ def plan_ranks(
 ) -> tuple[Plan, lowering.Generate]:
     """The plan of all ranks, and what writes their code; `module` is the traced graph.
 
-    Raises PartitionError for what does not divide, naming what would, OptionError for GPUs.
+    Raises PartitionError for what does not divide, naming what would.
     """
-    if data.cuda is not None:
-        raise OptionError(
-            f"{options.target} is compiled for one rank today, not for {options.num_ranks}",
-            hint="--target cpu runs several",
-        )
     partition = Partition(options.tp, options.pp, options.ep)
     passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
     bounds = bounds_by_time(module, facts, partition, passes, context, data)
     graphs = [m.graph for m in stage_graphs(module, passes, partition, bounds, context, dump)]
     numerics = lowering.numerics_of(passes, dtypes, options)
-    plans = [lowering.make_plan(g, facts, options, numerics, data)[0] for g in graphs]
-    return _joined(plans, graphs, partition, bounds), lambda folder, done: _generate(
-        graphs, folder, done
-    )
+    made = [lowering.make_plan(g, facts, options, numerics, data) for g in graphs]
+    plan = _joined([plan for plan, _ in made], graphs, partition, bounds)
+    if data.cuda is not None:
+        return plan, lambda folder, done: _generate_all([g for _, g in made], folder, done)
+    return plan, lambda folder, done: _generate(graphs, folder, done)
 
 
 def bounds_by_time(
@@ -142,10 +137,10 @@ def _stage(
     names: dict[str, str],
 ) -> Stage:
     """One stage out of the plan of its graph."""
-    arguments = plan.regimes[0].groups[0].launches[0].arguments
+    receives = [str(n.meta.get("input", "")) for n in graph.nodes if n.op == "placeholder"]
     return Stage(
         layers=layers,
-        receives=tuple(a.name for a in arguments if a.name.startswith(CROSSING)),
+        receives=tuple(name for name in receives if name.startswith(CROSSING)),
         sends=tuple(graph.output_node().meta.get("outputs", ())),
         parameters=tuple(weights_of_rank(graph, rank) for rank in range(tp)),
         regimes=tuple(_renamed(regime, names) for regime in plan.regimes),
@@ -162,6 +157,14 @@ def _renamed(regime: Regime, names: dict[str, str]) -> Regime:
 
 def _package(index: int) -> str:
     return f"{PACKAGE}_{index}"
+
+
+def _generate_all(
+    stages: list[lowering.Generate], folder: Path, progress: Callable[[float], None]
+) -> None:
+    """The code of one stage after the other; what they share is made once."""
+    for index, generate in enumerate(stages):
+        generate(folder, lambda s, i=index: progress((i + s) / len(stages)))
 
 
 def _generate(graphs: list[fx.Graph], folder: Path, progress: Callable[[float], None]) -> None:

@@ -16,7 +16,9 @@ import typer
 
 from sitsc.commands import bench_cuda
 from sitsc.commands.bench_cuda import GpuOptions
+from sitsc.commands.generation import load_session
 from sitsc.commands.output import MemoryLimit, size_bytes
+from sitsc.commands.ranks import follows, start_ranks
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import ExecutionError, OptionError
 
@@ -101,9 +103,22 @@ def bench(
     model: Annotated[
         str, typer.Option(help="GPU: the model's name in results and peers; else the folder's")
     ] = "",
+    nproc: Annotated[
+        int, typer.Option(help="start so many ranks here, for an artifact of several; 0: be one")
+    ] = 0,
+    port: Annotated[int, typer.Option(help="where the ranks of --nproc meet; 0: a free port")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure artifacts on this machine: for the CPU several at once, for a GPU one."""
+    if nproc or port:
+        if len(artifacts) > 1:
+            raise OptionError("ranks measure one artifact", hint="one call an artifact")
+        raise typer.Exit(start_ranks(artifacts[0], nproc, port))
+    if follows():
+        more: dict[str, Any] = {"random_weights": random_weights}
+        more["memory_limit"] = size_bytes(memory_limit)
+        load_session(artifacts[0], weights, **more).session.serve()
+        return
     if 0 < steps < _FEWEST_STEPS:
         raise OptionError(f"--steps {steps} is below {_FEWEST_STEPS}", hint="128 is usual")
     gpu = GpuOptions(

@@ -117,19 +117,24 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
             hint="run it where the GPU is",
         )
     ceilings = measure_ceilings()
-    start = _start(artifact.root, options)
+    several = bool(artifact.plan.stages)
+    start = {} if several else _start(artifact.root, options)
     session = load(
         artifact.root,
         weights=options.weights,
         random_weights=options.random_weights,
         memory_limit=options.memory_limit,
     )
+    if several:
+        timeline = session.timeline
+        start = {"timeline_s": timeline, "first_token_s": sum(timeline.values())}
     detail: dict[str, Any] = {"start": start | {"phases_s": start_phases(start)}}
     model = options.model or artifact.root.name.removesuffix(".sitsc")
     figures = peer_figures(peers, model)
     gc.collect()
     rows, skipped = measure_rows(session, options, ceilings, detail)
-    rows.append(Row("start_s", start["first_token_s"]))
+    session.close()
+    rows.append(Row("load_s" if several else "start_s", start["first_token_s"]))
     peer = next(iter(figures.values()), {})
     rows = [Row(r.key, r.value, r.limit, r.step, peer.get(r.key)) for r in rows]
     memory = artifact.plan.memory
@@ -190,7 +195,7 @@ def _with_steps(session: Any, rows: list[Row], detail: dict[str, Any]) -> list[R
     """Decode rows with the time of their step alone, where the executor can replay one."""
     from sitsc.runtime.cuda_measure import measure_step  # noqa: PLC0415
 
-    if not hasattr(session.executor, "replay"):
+    if not hasattr(session.executor, "replay") or session.ranks is not None:
         return rows
     plan, found = session.artifact.plan, []
     for row in rows:

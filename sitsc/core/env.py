@@ -25,6 +25,16 @@ def num_threads() -> int | None:
     return int(value)
 
 
+def local_rank() -> int:
+    """Which of the GPUs of this host is this process's own (`LOCAL_RANK`, default 0)."""
+    value = os.environ.get("LOCAL_RANK", "0") if launched_rank() is not None else "0"
+    if not value.isdigit():
+        raise EnvironmentValueError(
+            f"LOCAL_RANK={value!r} is not a whole number", hint="start by torchrun"
+        )
+    return int(value)
+
+
 def launched_rank() -> str | None:
     """The number that `torchrun` or `sitsc run --nproc` gave this process, None without either."""
     return os.environ.get("RANK") if "WORLD_SIZE" in os.environ else None

@@ -1,0 +1,157 @@
+"""Collectives of several ranks as CUDA kernels: they write to each other's arenas.
+
+In: shapes and the number of ranks. Out: a `KernelSource`. The arenas of the ranks of a stage are
+alike and mapped by all of them; every rank launches the same kernels in the same order. A kernel
+looks for what it waits for `POLLS` times at most; then it notes an error and goes on.
+"""
+
+from sitsc.codegen.cuda_instance import make, power_of_two
+from sitsc.codegen.triton_source import KernelSource
+from sitsc.core.errors import CompileError
+
+POLLS = 100_000_000  # about a minute
+MOST_PROGRAMS = 256  # that a call is counted for
+CROSSING_PROGRAMS = 64  # of every send and receive: they wait for each other one by one
+_VECTOR_BYTES = 16
+_MOST_VECTORS = 256  # of a program
+_BYTES = {"fp32": 4, "bf16": 2}
+_UP = 1 << 30
+_WARP = 32  # threads; with fewer vectors two of them would read a slot
+_COMMON = {"peers_ptr": "*i64", "calls_ptr": "*i64"}
+
+
+def all_reduce(
+    *,
+    ranks: int,
+    columns: int,
+    payload: str = "fp32",
+    parts: int = 1,
+    parts_dtype: str = "fp32",
+    residual: bool = True,
+    x_dtype: str = "fp32",
+    norm: bool = True,
+    eps: float = 0.0,
+    offset: float = 0.0,
+    weight: bool = True,
+    blocks: int = 1,
+    many: bool = False,
+    num_warps: int = 0,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """sum = x + the sums of all ranks [rows, columns], and bfloat16 y = its RMS norm.
+
+    A rank's sum is parts_ptr [parts, rows, columns]; it travels as `payload`. `blocks` programs
+    share a row, whose y then lacks 1 / rms. `many`: few programs take row after row.
+    Raises CompileError for rows that are not whole vectors.
+    """
+    width = _VECTOR_BYTES // _BYTES[payload]
+    if columns % (2 * _VECTOR_BYTES // min(_BYTES.values()) // 2):
+        raise CompileError(f"rows of {columns} elements cannot be sent", hint="a multiple of 8")
+    if (parts_dtype, payload) == ("bf16", "fp32"):
+        raise CompileError("sums of bfloat16 travel as bfloat16", hint="payload bf16")
+    vectors = columns // width
+    block = max(_WARP, power_of_two(-(-vectors // blocks)))
+    names = {"x_ptr": f"*{x_dtype}"} if residual else {}
+    names |= {"parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}
+    names |= {"norm_ptr": "*bf16"} if norm and weight else {}
+    names |= {"y_ptr": "*bf16"} if norm else {}
+    names |= {"squares_ptr": "*fp32"} if norm and blocks > 1 else {}
+    return make(
+        "all_reduce",
+        tuple((names | {"slots_ptr": "*i32"} | _COMMON | {"num_rows": "i32"}).items()),
+        {"H": columns, "BLOCK": block, "BLOCKS": blocks},
+        num_warps or min(32, block // _WARP),
+        pdl,
+        early,
+        ranks=ranks,
+        payload=payload,
+        parts=parts,
+        parts_dtype=parts_dtype,
+        residual=residual,
+        x_dtype=x_dtype,
+        norm=norm,
+        weight=norm and weight,
+        eps=eps,
+        offset=offset,
+        blocks=blocks,
+        many=many,
+        ragged=block * blocks != vectors,
+        bytes_of=_BYTES,
+        polls=POLLS,
+    )
+
+
+def all_gather(
+    *, ranks: int, inner_bytes: int, num_warps: int = 8, pdl: bool = True, early: bool = True
+) -> KernelSource:
+    """y [rows, ranks, inner] = x [rows, inner] of every rank. Raises CompileError for odd sizes."""
+    names = {"x_ptr": "*i8", "y_ptr": "*i8", "pads_ptr": "*i32"} | _COMMON
+    return make(
+        "all_gather",
+        tuple((names | {"num_rows": "i32"}).items()),
+        _chunks(inner_bytes),
+        num_warps,
+        pdl,
+        early,
+        ranks=ranks,
+        seats=power_of_two(ranks),
+        polls=POLLS,
+    )
+
+
+def share_ids(
+    *,
+    ranks: int,
+    max_sequences: int = 256,
+    num_warps: int = 4,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """sampled_ids of rank 0 on all ranks; ids and error numbers are below 2**30 in size."""
+    names = {"ids_ptr": "*i64", "slots_ptr": "*i32"} | _COMMON | {"num_sequences": "i32"}
+    return make(
+        "share_ids",
+        tuple(names.items()),
+        {"BLOCK": power_of_two(max_sequences)},
+        num_warps,
+        pdl,
+        early,
+        ranks=ranks,
+        up=_UP,
+        polls=POLLS,
+    )
+
+
+def send(
+    *, inner_bytes: int, num_warps: int = 8, pdl: bool = True, early: bool = True
+) -> KernelSource:
+    """x [rows, inner] to the mail of the next stage."""
+    names = {"x_ptr": "*i8", "acks_ptr": "*i32"}
+    return _crossing("send", names, inner_bytes, num_warps, pdl, early)
+
+
+def receive(
+    *, inner_bytes: int, num_warps: int = 8, pdl: bool = True, early: bool = True
+) -> KernelSource:
+    """y [rows, inner] out of the mail of this stage."""
+    names = {"mail_ptr": "*i8", "y_ptr": "*i8", "flags_ptr": "*i32"}
+    return _crossing("receive", names, inner_bytes, num_warps, pdl, early)
+
+
+def _crossing(
+    name: str, names: dict[str, str], inner_bytes: int, num_warps: int, pdl: bool, early: bool
+) -> KernelSource:
+    names |= {"links_ptr": "*i64", "calls_ptr": "*i64", "num_rows": "i32"}
+    return make(
+        name, tuple(names.items()), _chunks(inner_bytes), num_warps, pdl, early, polls=POLLS
+    )
+
+
+def _chunks(inner_bytes: int) -> dict[str, int]:
+    """Rows of so many bytes in vectors. Raises CompileError where they are not whole ones."""
+    if inner_bytes % _VECTOR_BYTES:
+        raise CompileError(f"{inner_bytes} bytes cannot be sent", hint="a multiple of 16")
+    block = min(_MOST_VECTORS, power_of_two(inner_bytes // _VECTOR_BYTES))
+    chunks = -(-inner_bytes // (_VECTOR_BYTES * block))
+    return {"INNER": inner_bytes, "BLOCK": block, "CHUNKS": chunks}
