@@ -320,7 +320,7 @@ FAULTS = (
     Fault("an all-gather added", ("collectives: all_gather",), drop_rule("glu"), ON_TWO),
     Fault(
         "an all-reduce added",
-        ("collectives: all_reduce", "2 a step"),
+        ("collectives: all_reduce", "4 in each"),
         passes(lambda whole: (*whole[:-1], SumAgain(), whole[-1])),
         ON_TWO,
     ),

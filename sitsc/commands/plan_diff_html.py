@@ -39,7 +39,7 @@ td { overflow-wrap: anywhere; vertical-align: top } td.number { text-align: righ
 <tr><th>what</th><th>where</th><th>A</th><th>B</th></tr>
 {% for change in changes -%}
 <tr><td>{{ change.title }}</td><td>{{ change.where }}</td>
-<td>{{ change.before or 'none' }}</td><td>{{ change.after or 'none' }}</td></tr>
+<td>{{ change.before }}</td><td>{{ change.after }}</td></tr>
 {% endfor -%}
 </table></div>
 {% endfor -%}

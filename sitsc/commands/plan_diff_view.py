@@ -119,6 +119,7 @@ def _shown(diff: PlanDiff) -> list[Figure]:
 def _row(figure: Figure) -> tuple[str, ...]:
     before, after = (amount(figure, value) for value in (figure.before, figure.after))
     error = f"± {100 * figure.error:.0f} %" if figure.error else ""
+    error += ", within" if figure.within_error else ""
     return figure.name, before, after, percent(figure.relative), error
 
 

@@ -15,7 +15,7 @@ _SHORT = 60  # letters of a place that may stand in front
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One decision that differs: what (`title`) of what (`where`), and its two forms.
+    """One decision that differs: what (`title`) of what (`where`), and its two forms, if any.
 
     `share` is the part of the time of a step that it concerns, 0 to 1, where one is known.
     """
@@ -29,11 +29,11 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The change in one line: where it is short, and stands before what it became."""
-        moved = f"{self.before} → {self.after or 'none'}" if self.before else self.after
-        if len(self.where) > _SHORT:
+        """The change in one line; a long place stands behind what became of it."""
+        moved = " → ".join(form for form in (self.before, self.after) if form)
+        if len(self.where) > _SHORT and moved:
             return f"{self.title}: {moved}, {self.where}"
-        return f"{self.title}: {self.where}: {moved}" if self.where else f"{self.title}: {moved}"
+        return ": ".join(part for part in (self.title, self.where, moved) if part)
 
 
 @dataclass(frozen=True, slots=True)

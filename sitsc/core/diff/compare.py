@@ -103,7 +103,8 @@ def _warnings(a: Opened, b: Opened, found: list[Figure]) -> Iterator[str]:
     small = [figure for figure in changed if figure.within_error]
     if small:
         bar = f"the error bar (± {100 * max(figure.error for figure in small):g} %)"
-        count = "every" if len(small) == len(changed) else f"{len(small)} of {len(changed)}"
-        yield f"smaller than {bar}: {count} changed prediction, so measure before relying on it"
+        which = f"{len(small)} of {len(changed)} changed predictions are"
+        which = "every changed prediction is" if len(small) == len(changed) else which
+        yield f"{which} smaller than {bar}: measure before relying on it"
     if a.side.target != b.side.target:
         yield f"A is for {a.side.target}, B for {b.side.target}: kernels and times differ by that"

@@ -14,7 +14,7 @@ from sitsc.core.plan import Ceiling, Plan
 def cost(a: Plan, b: Plan) -> Iterator[Change]:
     """Numbers of the target and error bars; where a number comes from does not count."""
     mine, theirs = a.target.ceilings, b.target.ceilings
-    for name in sorted(set(mine) | set(theirs)):
+    for name in sorted(set(mine) | set(theirs), key=lambda name: _nearness(mine, theirs, name)):
         before, after = (_ceiling(c.get(name)) for c in (mine, theirs))
         if before != after:
             yield Change("cost", "ceiling", name, before, after)
@@ -30,8 +30,14 @@ def cost(a: Plan, b: Plan) -> Iterator[Change]:
     yield from _sizes(a, b)
 
 
+def _nearness(a: dict[str, Ceiling], b: dict[str, Ceiling], name: str) -> tuple[float, str]:
+    """How near two ceilings are, 1 for the same: those that differ most come first."""
+    values = sorted(c[name].value if name in c else 0.0 for c in (a, b))
+    return (values[0] / values[1] if values[1] else 1.0), name
+
+
 def _ceiling(value: Ceiling | None) -> str:
-    return "" if value is None else f"{value.value:g} {value.unit}"
+    return "none" if value is None else f"{value.value:g} {value.unit}"
 
 
 def _sizes(a: Plan, b: Plan) -> Iterator[Change]:
@@ -39,11 +45,10 @@ def _sizes(a: Plan, b: Plan) -> Iterator[Change]:
     mine, theirs = regimes(a), regimes(b)
     found: dict[tuple[str, str, str], list[str]] = {}
     for regime in (name for name in mine if name in theirs):
-        before, after = mine[regime].sizes, theirs[regime].sizes
-        for name in sorted(set(before) | set(after)):
-            if before.get(name) != after.get(name) and name != "sequence_pages":
-                key = (name, str(before.get(name, "")), str(after.get(name, "")))
-                found.setdefault(key, []).append(regime)
+        for name in sorted(set(mine[regime].sizes) | set(theirs[regime].sizes)):
+            before, after = (str(of[regime].sizes.get(name, "none")) for of in (mine, theirs))
+            if before != after and name != "sequence_pages":
+                found.setdefault((name, before, after), []).append(regime)
     for (name, before, after), names in found.items():
         yield Change("cost", f"predicted at {name}", listed(names), before, after)
 

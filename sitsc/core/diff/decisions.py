@@ -17,7 +17,8 @@ COLLECTIVES = ("all_reduce", "all_gather")
 def target(a: Plan, b: Plan) -> Iterator[Change]:
     """What the plan runs on; the ceilings are part of the cost model."""
     for name in ("name", "isa", "device_count", "threads", "topology", "memory_bytes"):
-        yield from _differs("target", name, getattr(a.target, name), getattr(b.target, name))
+        title = "target" if name == "name" else f"target's {name}"
+        yield from _differs("target", title, getattr(a.target, name), getattr(b.target, name))
 
 
 def parallel(a: Plan, b: Plan) -> Iterator[Change]:
@@ -76,7 +77,7 @@ def _alternatives(a: Plan, b: Plan) -> Iterator[Change]:
     for title, gone in (("no longer possible", mine - theirs), ("now possible", theirs - mine)):
         if gone:
             names = listed(f"TP {t} PP {p} EP {e} DP {d}" for t, p, e, d in sorted(gone))
-            yield Change("parallel", f"alternatives {title}", names, "", names)
+            yield Change("parallel", f"alternatives {title}", names, "", "")
 
 
 def _collectives(a: Plan, b: Plan) -> Iterator[Change]:
@@ -95,8 +96,12 @@ def _collectives(a: Plan, b: Plan) -> Iterator[Change]:
                     found[kind] = found.get(kind, 0) + operator.count / layers
             counts.append(found)
         for kind in COLLECTIVES:
-            where = f"{kind} in layers {spans(pair.layers)}" if pair.layers else kind
-            before, after = (f"{found.get(kind, 0):g} a step" for found in counts)
+            where = (
+                f"{kind} in layers {spans(pair.layers)}"
+                if pair.layers
+                else f"{kind} outside of layers"
+            )
+            before, after = (f"{found.get(kind, 0):g} in each" for found in counts)
             yield from _differs("parallel", "collectives", before, after, where)
 
 
@@ -125,7 +130,7 @@ def schedule(a: Plan, b: Plan) -> Iterator[Change]:
 def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[str, str]]:
     gone = [n for n in before if n not in after]
     new = [n for n in after if n not in before]
-    return [("dropped", _text(gone)), ("added", _text(new))]
+    return [("dropped", " ".join(map(str, gone))), ("added", " ".join(map(str, new)))]
 
 
 def kv(a: Plan, b: Plan) -> Iterator[Change]:
@@ -177,8 +182,7 @@ def _differs(
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
+    """A value in words; "none" for what is not there."""
     if isinstance(value, (tuple, list)):
-        return " ".join(map(str, value))
-    return str(value)
+        value = " ".join(map(str, value))
+    return "none" if value in (None, "") else str(value)

@@ -22,10 +22,13 @@ def fusions(a: Plan, b: Plan) -> Iterator[Change]:
     name = next((n for n in mine if n in theirs), None)
     if name is None:
         return
+    once = len(a.stages) != len(b.stages)  # what stands outside of layers, each stage repeats
     told: dict[tuple[str, str, str], list[Pair]] = {}
     shares: dict[tuple[str, str, str], float] = {}
     for pair in layer_pairs(a, b):
         before, after = _layer(mine[name], a, pair.a), _layer(theirs[name], b, pair.b)
+        if once and not pair.layers:
+            before, after = (Counter(dict.fromkeys(found, 1)) for found in (before, after))
         gone, new = before - after, after - before
         if not gone and not new:
             continue

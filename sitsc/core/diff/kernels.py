@@ -20,6 +20,7 @@ from sitsc.core.diff.view import (
 )
 from sitsc.core.plan import Launch, Plan
 
+_PACKAGE = "package"  # every bucket launches the same ones; rows tell what is in them
 _BESIDE = ("norm_ptr", "bias_ptr", "bias", "residual_ptr")  # weights that a kernel takes as well
 
 
@@ -65,7 +66,7 @@ def kernels(a: Plan, b: Plan) -> Iterator[Change]:
 def _packages(a: Plan, b: Plan) -> Iterator[Change]:
     mine, theirs = ([p.name for s in (x.stages or (x,)) for p in s.packages] for x in (a, b))
     if sorted(mine) != sorted(theirs):
-        yield Change("kernels", "packages", "", listed(mine), listed(theirs))
+        yield Change("kernels", "packages", "", listed(mine) or "none", listed(theirs) or "none")
 
 
 def _place(told: _Told) -> str:
@@ -107,6 +108,8 @@ def _by(found: Found, regime: str, mine: RegimeView, theirs: RegimeView, pair: P
 def _launches(
     found: Found, regime: str, pair: Pair, mine: tuple[Launch, ...], theirs: tuple[Launch, ...]
 ) -> None:
+    if all(any(x.kind == _PACKAGE for x in side) for side in (mine, theirs)):
+        mine, theirs = (tuple(x for x in side if x.kind != _PACKAGE) for side in (mine, theirs))
     times = max(1, len(pair.layers))
     names_a, names_b = _names(mine), _names(theirs)
     for one, other in _paired(names_a, names_b):
@@ -118,9 +121,9 @@ def _launches(
             for key in _differences(name, before, after):
                 _note(found, regime, pair, key, us)
         elif before is not None:
-            _note(found, regime, pair, ("kernel gone", name, _what(before), ""), us)
+            _note(found, regime, pair, ("kernel gone", _full(name, before), "", ""), us)
         elif after is not None:
-            _note(found, regime, pair, ("kernel added", name, "", _what(after)), us)
+            _note(found, regime, pair, ("kernel added", _full(name, after), "", ""), us)
 
 
 def _names(launches: Sequence[Launch]) -> list[str]:
@@ -131,7 +134,7 @@ def _names(launches: Sequence[Launch]) -> list[str]:
 def _name(launch: Launch) -> str:
     weights = [a for a in launch.arguments if a.source == "weight"]
     main = [a for a in weights if a.name not in _BESIDE] or weights
-    return plain_name(main[-1].buffer) if main and launch.kind != "package" else launch.template
+    return plain_name(main[-1].buffer) if main and launch.kind != _PACKAGE else launch.template
 
 
 def _paired(a: list[str], b: list[str]) -> Iterator[tuple[int | None, int | None]]:
@@ -154,13 +157,18 @@ def _what(launch: Launch) -> str:
     return f"library {launch.kernel}" if launch.kind == "library" else launch.template
 
 
+def _full(name: str, launch: Launch) -> str:
+    """What a launch computes, and by which template."""
+    return name if name == launch.template else f"{name} {_what(launch)}"
+
+
 def _differences(name: str, a: Launch, b: Launch) -> Iterator[tuple[str, str, str, str]]:
     """(title, where, before, after) of two launches that compute the same; the first that tells."""
     if (a.kind, a.template) != (b.kind, b.template):
         titles = {("kernel", "library"): "library, not ours", ("library", "kernel"): "ours"}
         yield titles.get((a.kind, b.kind), "template"), name, _what(a), _what(b)
         return
-    full = name if name == a.template else f"{name} {a.template}"
+    full = _full(name, a)
     told = a.tile != b.tile
     if told:
         keys = [k for k in sorted({*a.tile, *b.tile}) if a.tile.get(k) != b.tile.get(k)]
@@ -188,6 +196,7 @@ def _signature(a: Launch, b: Launch) -> Iterator[tuple[str, str, str]]:
     mine, theirs = ({x.name: x for x in (*launch.arguments, *launch.outputs)} for launch in (a, b))
     before, after = (
         listed(sorted(plain_name(x.buffer) for x in args.values() if x.source == "weight"), 9)
+        or "none"
         for args in (mine, theirs)
     )
     if before != after:
@@ -199,9 +208,10 @@ def _signature(a: Launch, b: Launch) -> Iterator[tuple[str, str, str]]:
             yield f"type of {name.removesuffix('_ptr')}", one.dtype, other.dtype
         if one.value != other.value:
             yield f"value of {name}", f"{one.value}", f"{other.value}"
-    if set(mine) != set(theirs) and a.kind != "package":
+    if set(mine) != set(theirs) and a.kind != _PACKAGE:
         before, after = (
-            listed(sorted(set(x) - set(y)), 9) for x, y in ((mine, theirs), (theirs, mine))
+            listed(sorted(set(x) - set(y)), 9) or "none"
+            for x, y in ((mine, theirs), (theirs, mine))
         )
         yield "arguments", before, after
     if a.stream != b.stream:

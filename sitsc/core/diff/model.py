@@ -32,8 +32,9 @@ def model(a: Plan, b: Plan) -> Iterator[Change]:
     """Dimensions, tokens, storage of weights."""
     mine, theirs = a.model.dimensions, b.model.dimensions
     for name in sorted(set(mine) | set(theirs)):
-        if mine.get(name) != theirs.get(name):
-            yield Change("model", name, "", str(mine.get(name, "")), str(theirs.get(name, "")))
+        before, after = (str(of.get(name, "none")) for of in (mine, theirs))
+        if before != after:
+            yield Change("model", name, "", before, after)
     for name in _TOKENS:
         before, after = getattr(a.tokens, name), getattr(b.tokens, name)
         if before != after:
@@ -49,10 +50,10 @@ def _weights(a: Plan, b: Plan) -> Iterator[Change]:
         before, after = mine.get(name, ""), theirs.get(name, "")
         if before == after:
             continue
-        values = before.partition("=")[2] != after.partition("=")[2]
-        title = "values of constant" if values and before and after else "weights"
-        shown = [text.partition(" =")[0] for text in (before, after)]
-        found.setdefault((title, *shown), []).append(name)
+        constant = " =" in before and " =" in after
+        title = "values of constant" if constant else "weights"
+        before, after = (text.partition(" =")[0] or "none" for text in (before, after))
+        found.setdefault((title, before, after), []).append(name)
     for (title, before, after), names in found.items():
         yield Change("model", title, listed(names), before, after if before != after else "others")
 

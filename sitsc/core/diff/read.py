@@ -14,7 +14,7 @@ from sitsc.core.artifact import open_artifact
 from sitsc.core.canonical import sha256_hex
 from sitsc.core.diff.change import Side
 from sitsc.core.diff.view import programs
-from sitsc.core.errors import PlanError
+from sitsc.core.errors import ArtifactError, PlanError, VerifyError
 from sitsc.core.plan import PLAIN, SCHEMA, Plan, read_plan
 from sitsc.core.records import from_value
 
@@ -37,8 +37,11 @@ class Opened:
 def open_plan(place: Path) -> Opened:
     """The plan of an artifact or of a file. Raises SitscError."""
     if place.is_dir() or not place.exists():
-        artifact = open_artifact(place)
-        return opened(artifact.plan, place.resolve().name, artifact.manifest.plan)
+        try:
+            artifact = open_artifact(place)
+        except VerifyError as error:  # 1 says that a comparison was made
+            raise ArtifactError(error.what, where=error.where, hint=error.hint) from None
+        return _opened(artifact.plan, place.resolve().name, artifact.manifest.plan)
     try:
         text = place.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError) as error:
@@ -52,7 +55,7 @@ def read_text(text: str, name: str) -> Opened:
     schema = _schema(text, name)
     if schema != SCHEMA:
         return _partly(json.loads(text), schema, name, text)
-    plan = read_plan(text, name)
+    plan = _whole(text, name)
     canonical = plan.text()
     if text != canonical:
         line = _first_difference(text, canonical)
@@ -60,13 +63,25 @@ def read_text(text: str, name: str) -> Opened:
         raise PlanError(what, where=name, hint=_EDITED)
     if what := _inconsistent(plan):
         raise PlanError(f"{what}: edited by hand?", where=name, hint=_EDITED)
-    return opened(plan, name, sha256_hex(text.encode()))
+    return _opened(plan, name, sha256_hex(text.encode()))
 
 
-def opened(plan: Plan, name: str, digest: str = "") -> Opened:
-    """A plan that was just made or read; `digest` its sha256 where that is known."""
-    digest = digest or plan.sha256()
+def opened(plan: Plan, name: str) -> Opened:
+    """A plan that was just made, with the digits that its text has."""
+    return read_text(plan.text(), name)
+
+
+def _opened(plan: Plan, name: str, digest: str) -> Opened:
     return Opened(plan, Side(name, digest, plan.runs(), _model(plan), plan.target.name))
+
+
+def _whole(text: str, name: str) -> Plan:
+    """The plan of a text. Raises PlanError that names the file too."""
+    try:
+        return read_plan(text, name)
+    except PlanError as error:
+        where = ", ".join(dict.fromkeys((name, error.where)))
+        raise PlanError(error.what, where=where, hint=error.hint or _EDITED) from None
 
 
 def _first_difference(text: str, other: str) -> int:

@@ -58,7 +58,8 @@ class RegimeView:
 def programs(plan: Plan) -> tuple[Program, ...]:
     """The programs of a plan in the order of its stages."""
     if not plan.stages:
-        return (Program(plan.regimes, plan.kv, plan.memory, plan.model.parameters),)
+        parameters = getattr(plan.model, "parameters", ())  # no model: read in part
+        return (Program(plan.regimes, plan.kv, plan.memory, parameters),)
     found = []
     for stage in plan.stages:
         parameters = tuple(spec for rank in stage.parameters for spec in rank)
