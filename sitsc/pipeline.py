@@ -170,7 +170,7 @@ def plan_checkpoint(
     module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
     facts = lowering.fit_context(facts, checkpoint, options, module.graph)
     progress("passes", 0.0)
-    if options.num_ranks > 1 or options.ep > 1:
+    if options.is_cut:
         from sitsc.rank_lowering import plan_ranks  # noqa: PLC0415  (as lowering)
 
         plan, generate = plan_ranks(module, facts, options, dtypes, data, dump)

@@ -13,15 +13,15 @@ from torch import fx, nn
 
 from sitsc import lowering
 from sitsc.codegen import cpu
+from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
-from sitsc.core.parallel import Partition, check_partition, even_stages
-from sitsc.core.plan import LayerClass, Plan, Rank, Regime, Stage
-from sitsc.partition_pipeline import Asked, searcher
-from sitsc.passes.base import Pass, PassContext
+from sitsc.core.parallel import Partition, check_partition
+from sitsc.core.plan import LayerClass, Parallel, Plan, Rank, Regime, Stage
+from sitsc.partition_pipeline import Asked, Slo, Workload, read_slo, read_workload, searcher
 from sitsc.passes.for_rank import stage_graphs
-from sitsc.passes.layers import num_layers
-from sitsc.passes.partition import divisible_of
+from sitsc.passes.model_record import ModelRecord
+from sitsc.passes.partition_report import check_slo, parallel_of
 from sitsc.passes.planner import PACKAGE, ModelFacts
 from sitsc.passes.record_maker import record_of
 from sitsc.passes.runner import run_passes
@@ -41,63 +41,77 @@ def plan_ranks(
 
     Raises PartitionError for what does not divide, naming what would.
     """
-    partition = Partition(options.tp, options.pp, options.ep)
     passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
-    bounds = bounds_by_time(module, facts, partition, passes, context, data)
-    graphs = [m.graph for m in stage_graphs(module, passes, partition, bounds, context, dump)]
+    whole = fx.GraphModule(nn.Module(), copy.deepcopy(module.graph))
+    run_passes(whole, passes, context)
+    parallel = choose_parallel(record_of_graph(whole.graph, facts), options, data)
+    partition = Partition(parallel.tp, parallel.pp, parallel.ep)
+    options = replace(options, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, slo="", workload="")
+    graphs = [
+        m.graph for m in stage_graphs(module, passes, partition, parallel.stages, context, dump)
+    ]
     numerics = lowering.numerics_of(passes, dtypes, options)
     made = [lowering.make_plan(g, facts, options, numerics, data) for g in graphs]
-    plan = _joined([plan for plan, _ in made], graphs, partition, bounds)
+    plan = _joined([plan for plan, _ in made], graphs, parallel)
     if data.cuda is not None:
         return plan, lambda folder, done: _generate_all([g for _, g in made], folder, done)
     return plan, lambda folder, done: _generate(graphs, folder, done)
 
 
-def bounds_by_time(
-    module: fx.GraphModule,
-    facts: ModelFacts,
-    partition: Partition,
-    passes: tuple[Pass, ...],
-    context: PassContext,
-    data: TargetData,
-) -> tuple[int, ...]:
-    """First layer of each stage, so that all take about as long by the cost model; `module` stays.
-
-    Raises PartitionError for what does not divide.
-    """
-    if partition.pp == 1:
-        return even_stages(num_layers(module.graph), 1)
-    whole = fx.GraphModule(nn.Module(), copy.deepcopy(module.graph))
-    run_passes(whole, passes, context)
+def record_of_graph(graph: fx.Graph, facts: ModelFacts) -> ModelRecord:
+    """What the cost model knows of a final graph."""
     tokens = facts.tokens
-    record = record_of(whole.graph, facts.architecture, tokens.logits_width, tokens.max_context)
-    check_partition(partition, divisible_of(record))
-    search = searcher(record, data.target.name, Asked(partition.num_ranks))
-    return search.replica(partition).bounds
+    return record_of(graph, facts.architecture, tokens.logits_width, tokens.max_context)
 
 
-def _joined(
-    plans: list[Plan], graphs: list[fx.Graph], partition: Partition, bounds: tuple[int, ...]
-) -> Plan:
+def choose_parallel(record: ModelRecord, options: CompileOptions, data: TargetData) -> Parallel:
+    """The partition asked for, or the best that takes all devices; stages of about equal time.
+
+    Raises PartitionError for what does not divide or fit, and when nothing does.
+    """
+    slo = read_slo(options.slo) if options.slo else Slo()
+    load = read_workload(options.workload, "--workload") if options.workload else Workload()
+    search = searcher(record, data.target.name, Asked(options.devices))
+    if options.num_ranks == 1 and options.ep == 1:
+        found = search.run(options.devices, load, slo, flips=False)
+        check_slo(found)
+        fits = [c for c in found.ranked if c.partition.dp == 1]
+        if not fits:
+            raise PartitionError(
+                f"the model cannot be cut among {options.devices} {data.target.name}",
+                hint=f"sitsc partition --devices {options.devices} says why",
+            )
+        return parallel_of(search, found, fits[0])
+    asked = Partition(options.tp, options.pp, options.ep)
+    check_partition(asked, search.divides)
+    try:
+        found = search.run(options.devices, load, slo, flips=False)
+        known = next(c for c in found.ranked if c.partition == asked)
+    except (PartitionError, StopIteration):  # too large by the model: the planner tells by how much
+        bounds = search.replica(asked).bounds
+        return Parallel(asked.tp, asked.pp, asked.ep, 1, asked.pp, 0, (), bounds)
+    return parallel_of(search, found, known)
+
+
+def _joined(plans: list[Plan], graphs: list[fx.Graph], parallel: Parallel) -> Plan:
     """The plans of all stages as one; times add up, memory is that of the fullest rank."""
     classes: list[LayerClass] = []
     stages = []
     for index, (plan, graph, layers) in enumerate(
-        zip(plans, graphs, pairwise(bounds), strict=True)
+        zip(plans, graphs, pairwise(parallel.stages), strict=True)
     ):
         names = _merge(classes, plan.model.layer_classes)
-        stages.append(_stage(plan, graph, index, layers, partition.tp, names))
+        stages.append(_stage(plan, graph, index, layers, parallel.tp, names))
     first = plans[0]
     found = {
         key: replace(value, value=_total(plans, key)) for key, value in first.predictions.items()
     }
-    ranks = [Rank(r, *divmod(r, partition.tp)) for r in range(partition.num_ranks)]
+    ranks = [Rank(r, *divmod(r, parallel.tp)) for r in range(parallel.tp * parallel.pp)]
     return replace(
         first,
         model=replace(first.model, layer_classes=tuple(classes), parameters=()),
-        parallel=replace(
-            first.parallel, tp=partition.tp, pp=partition.pp, ep=partition.ep, stages=bounds
-        ),
+        target=replace(first.target, device_count=parallel.tp * parallel.pp),
+        parallel=replace(parallel, chunk_tokens=first.parallel.chunk_tokens),
         regimes=(),
         packages=(),
         ranks=tuple(ranks),

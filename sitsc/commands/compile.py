@@ -9,6 +9,7 @@ import typer
 from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json, remark
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
+from sitsc.core.parallel import Partition
 
 _Model = Annotated[
     Path,
@@ -38,6 +39,10 @@ _Pack = Annotated[
 _Tp = Annotated[int, typer.Option(help="Ranks that share every layer (tensor parallel).")]
 _Pp = Annotated[int, typer.Option(help="Stages of layers, each on its own ranks (pipeline).")]
 _Ep = Annotated[int, typer.Option(help="Of the TP ranks, groups that share whole experts.")]
+_Slo = Annotated[str, typer.Option(help="Several devices: limits, such as ttft=200,tpot=20 (ms).")]
+_Workload = Annotated[
+    Path | None, typer.Option(help="Several devices: a JSON file of prompts and outputs.")
+]
 _Check = Annotated[
     bool, typer.Option("--check", help="Execute a small model before and after every pass.")
 ]
@@ -66,6 +71,8 @@ def compile(  # the CLI name; the builtin is not used in this package
     tp: _Tp = 1,
     pp: _Pp = 1,
     ep: _Ep = 1,
+    slo: _Slo = "",
+    workload: _Workload = None,
     check: _Check = False,
     allow_unknown_key: _Allowed = None,
     dump: _Dump = None,
@@ -87,6 +94,8 @@ def compile(  # the CLI name; the builtin is not used in this package
         tp=tp,
         pp=pp,
         ep=ep,
+        slo=slo,
+        workload=read_text(workload),
         allow_unknown_keys=tuple(allow_unknown_key or ()),
     )
     made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
@@ -96,9 +105,19 @@ def compile(  # the CLI name; the builtin is not used in this package
         print("\n".join(summary_lines(made)))
 
 
+def read_text(path: Path | None) -> str:
+    """The text of a workload file, "" without one. Raises OptionError."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--workload: {error}", hint="name a JSON file") from None
+
+
 def default_out(model: Path, target: str) -> Path:
     """MODEL-TARGET.sitsc in the current folder."""
-    name = model.resolve().name
+    name, target = model.resolve().name, target.replace(":", "x")
     return Path(f"{name.removesuffix('.gguf').removesuffix('.onnx')}-{target}.sitsc")
 
 
@@ -140,7 +159,8 @@ def _refuse_preset(model: Path) -> None:
 def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
     """The figures of a finished artifact; `cached` when no code was generated."""
     plan = artifact.plan
-    own = plan.of_rank(0)
+    own, p = plan.of_rank(0), plan.parallel
+    partition = Partition(p.tp, p.pp, p.ep)
     return {
         "artifact": str(artifact.root),
         "target": plan.target.name,
@@ -154,6 +174,7 @@ def describe(artifact: Any, shown: Phases) -> dict[str, Any]:
         "kv_bytes": plan.memory.kv_bytes,
         "kv_tokens": own.memory.kv_pages * own.kv[0].page_tokens if own.kv else 0,
         "ranks": plan.num_ranks,
+        "partition": partition.text(),
         "arena_bytes": plan.memory.arena_bytes,
         "predictions": {
             name: {"value": p.value, "unit": p.unit, "error": p.error}
@@ -176,6 +197,7 @@ def summary_lines(made: dict[str, Any]) -> list[str]:
     return [
         f"{made['artifact']}  {how} in {made['seconds']:.1f} s for {made['target']}",
         f"plan       {made['plan']}",
+        *([f"ranks      {made['ranks']}: {made['partition']}"] if made["ranks"] > 1 else []),
         f"weights    {bytes_text(made['weights_bytes'])}{inside}",
         *([] if plain else [pool]),
         f"arena      {bytes_text(made['arena_bytes'])}",

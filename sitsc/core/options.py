@@ -10,12 +10,17 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("none", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16")
 RESIDUALS = ("auto", "float32", "bfloat16")
+_MOST_DEVICES = 1024
 _SHORT = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "float": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Options of `sitsc compile`; 0 for a size, None for pack: as the model or the planner says."""
+    """Options of `sitsc compile`; 0 for a size, None for pack: as the model or the planner says.
+
+    A target such as "h200:2" is the same as `devices` 2. With several devices and neither `tp` nor
+    `pp` the cost model chooses them, for the limits of `slo` and the JSON text `workload`.
+    """
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -31,10 +36,14 @@ class CompileOptions:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    devices: int = 1
+    slo: str = ""
+    workload: str = ""
     allow_unknown_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises OptionError for a value outside its range."""
+        self._count_devices()
         choices = (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES))
         for name, allowed in (*choices, ("residual", RESIDUALS)):
             value = getattr(self, name)
@@ -70,10 +79,39 @@ class CompileOptions:
                 hint=f"one of {allowed}; leave it out for {pages[-1]}",
             )
 
+    def _count_devices(self) -> None:
+        """Take the number of devices out of the target. Raises OptionError where two disagree."""
+        name, colon, number = self.target.partition(":")
+        if colon and not (number.isdecimal() and 1 <= int(number) <= _MOST_DEVICES):
+            raise OptionError(
+                f"--target {self.target}: {number!r} is no number of devices", hint=f"{name}:2"
+            )
+        devices = int(number) if colon else self.devices
+        if not 1 <= devices <= _MOST_DEVICES:
+            raise OptionError(f"{devices} devices", hint=f"1 to {_MOST_DEVICES}")
+        if self.num_ranks > 1 and devices not in (1, self.num_ranks):
+            raise OptionError(
+                f"--tp {self.tp} --pp {self.pp} are {self.num_ranks} ranks, not the {devices} "
+                "devices of the target",
+                hint=f"--target {name}:{self.num_ranks}, or leave out --tp and --pp",
+            )
+        if (self.slo or self.workload) and (devices == 1 or self.num_ranks > 1):
+            raise OptionError(
+                "--slo and --workload choose how several devices share a model",
+                hint=f"--target {name}:2, without --tp and --pp",
+            )
+        object.__setattr__(self, "target", name)
+        object.__setattr__(self, "devices", max(devices, self.num_ranks))
+
     @property
     def num_ranks(self) -> int:
-        """Processes that run the artifact together."""
+        """Processes that run the artifact together; 1 as long as nobody has chosen."""
         return self.tp * self.pp
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model is cut among ranks."""
+        return self.devices > 1 or self.ep > 1
 
     @property
     def is_cpu(self) -> bool:
