@@ -326,8 +326,10 @@ FAULTS = (
     ),
     Fault(
         "uneven stages",
-        ("stages from layers: 0 1 → 0 2",),
-        wrapped(rank_lowering, "bounds_by_time", lambda bounds: (0, 2, bounds[-1])),
+        ("stages end at layers: 1 3 → 2 3",),
+        wrapped(
+            rank_lowering, "choose_parallel", lambda p: replace(p, stages=(0, 2, p.stages[-1]))
+        ),
         Subject(STAGES, config={"num_hidden_layers": 3}),
     ),
     Fault(
