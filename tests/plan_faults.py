@@ -205,7 +205,6 @@ FAULTS = (
     Fault("sums stand alone", ("fusion lost", "add of"), without("FuseResidual")),
     Fault("no table of angles", ("fusion lost", "rope_table"), without("MatchRopeTable")),
     Fault("rope is not recognised", ("fusion lost", "self_attn"), without("MatchRope")),
-    Fault("the gate is not recognised", ("fusion lost", "silu"), without("MatchGlu")),
     Fault("all rows are computed", ("choice of rows", "index"), without("SelectRows")),
     Fault("residual in bfloat16", ("changing passes", "widen_residual"), without("WidenResidual")),
     Fault(

@@ -31,10 +31,10 @@ class _Section:
 
 _COMPARED = (
     _Section("target", decisions.target, ("target",)),
-    _Section("parallel", decisions.parallel, ("parallel", "ranks", "schedule", *_ALL)),
+    _Section("parallel", decisions.parallel, ("parallel", "target", "ranks", "schedule", *_ALL)),
     _Section("numerics", decisions.numerics, ("numerics",)),
     _Section("model", of_model.model, ("model", "tokens", "stages"), one_model=True),
-    _Section("schedule", decisions.schedule, ("schedule", "tokens")),
+    _Section("schedule", decisions.schedule, ("schedule", "tokens", "regimes", "stages")),
     _Section("kv", decisions.kv, ("kv", "regimes", "stages"), one_model=True),
     _Section("fusions", fusions.fusions, _ALL, one_model=True),
     _Section("kernels", kernels.kernels, (*_ALL, "packages"), one_model=True),

@@ -20,6 +20,9 @@ def cost(a: Plan, b: Plan) -> Iterator[Change]:
             yield Change("cost", "ceiling", name, before, after)
     bars: dict[tuple[str, str], list[str]] = {}
     for name in sorted(set(a.predictions) & set(b.predictions)):
+        units = a.predictions[name].unit, b.predictions[name].unit
+        if units[0] != units[1]:
+            yield Change("cost", "unit", name, *units)
         before, after = a.predictions[name].error, b.predictions[name].error
         if before != after:
             pair = (f"± {100 * before:g} %", f"± {100 * after:g} %")

@@ -16,7 +16,7 @@ COLLECTIVES = ("all_reduce", "all_gather")
 
 def target(a: Plan, b: Plan) -> Iterator[Change]:
     """What the plan runs on; the ceilings are part of the cost model."""
-    for name in ("name", "isa", "device_count", "threads", "topology", "memory_bytes"):
+    for name in ("name", "isa", "threads", "topology", "memory_bytes"):
         title = "target" if name == "name" else f"target's {name}"
         yield from _differs("target", title, getattr(a.target, name), getattr(b.target, name))
 
@@ -25,7 +25,10 @@ def parallel(a: Plan, b: Plan) -> Iterator[Change]:
     """Degrees, stages, ranks, collectives of a layer, and how prompts and messages are cut."""
     degrees = [_degrees(plan) for plan in (a, b)]
     yield from _differs("parallel", "partition", *degrees)
-    yield from _differs("parallel", "stages from layers", *(_stages(p) for p in (a, b)))
+    devices = (plan.target.device_count for plan in (a, b))
+    yield from _differs("parallel", "devices", *devices)
+    yield from _differs("parallel", "stages end at layers", *(_stages(p) for p in (a, b)))
+    yield from _crossing(a, b)
     yield from _collectives(a, b)
     for name in ("micro_batch", "chunk_tokens"):
         if name == "chunk_tokens" and _same_chunks(a, b):
@@ -51,7 +54,17 @@ def _degrees(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> str:
-    return " ".join(map(str, plan.parallel.stages[:-1])) or "0"
+    """The layers after the last one of each stage; nothing of a plan that has no stages."""
+    return " ".join(map(str, plan.parallel.stages[1:]))
+
+
+def _crossing(a: Plan, b: Plan) -> Iterator[Change]:
+    """What goes into each stage and out of it, of plans with as many stages."""
+    if len(a.stages) == len(b.stages):
+        for index, (mine, theirs) in enumerate(zip(a.stages, b.stages, strict=True)):
+            for name in ("receives", "sends"):
+                before, after = getattr(mine, name), getattr(theirs, name)
+                yield from _differs("parallel", name, before, after, f"stage {index}")
 
 
 def _same_chunks(a: Plan, b: Plan) -> bool:
@@ -119,18 +132,26 @@ def schedule(a: Plan, b: Plan) -> Iterator[Change]:
         yield from _differs("schedule", name, getattr(a.schedule, name), getattr(b.schedule, name))
     for name in ("decode_buckets", "prefill_buckets"):
         before, after = getattr(a.schedule, name), getattr(b.schedule, name)
-        what = [f"{word} {spaced}" for word, spaced in _moved(before, after) if spaced]
+        what = [f"{word} {_text(sizes)}" for word, sizes in _moved(before, after)]
         if what:
             title = f"{name.partition('_')[0]} buckets {', '.join(what)}"
             yield Change("schedule", title, "", _text(before), _text(after))
+    before, after = (tuple(regimes(plan)) for plan in (a, b))
+    if set(before) != set(after) and not _moved(_buckets(a), _buckets(b)):
+        yield Change("schedule", "regimes", "", _text(before), _text(after))
     for name in ("max_step_tokens", "num_streams"):
         yield from _differs("schedule", name, getattr(a.schedule, name), getattr(b.schedule, name))
 
 
-def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[str, str]]:
-    gone = [n for n in before if n not in after]
-    new = [n for n in after if n not in before]
-    return [("dropped", " ".join(map(str, gone))), ("added", " ".join(map(str, new)))]
+def _buckets(plan: Plan) -> tuple[int, ...]:
+    return (*plan.schedule.decode_buckets, *plan.schedule.prefill_buckets)
+
+
+def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[str, list[int]]]:
+    """What was dropped and what was added, where there is any."""
+    found = [("dropped", [n for n in before if n not in after])]
+    found += [("added", [n for n in after if n not in before])]
+    return [(word, sizes) for word, sizes in found if sizes]
 
 
 def kv(a: Plan, b: Plan) -> Iterator[Change]:

@@ -25,6 +25,8 @@ def predicted(a: Plan, b: Plan) -> Iterator[Figure]:
     """TTFT and TPOT of every bucket, throughput, cold start."""
     for name in sorted(set(a.predictions) & set(b.predictions), key=_order):
         before, after = a.predictions[name], b.predictions[name]
+        if before.unit != after.unit:
+            continue  # told as a change of the cost model
         group = GROUPS.get(name.partition("_")[0], name.replace("_", " "))
         error = max(before.error, after.error)
         yield Figure(name, group, before.unit, LOWER, before.value, after.value, error)

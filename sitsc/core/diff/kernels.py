@@ -206,6 +206,9 @@ def _signature(a: Launch, b: Launch) -> Iterator[tuple[str, str, str]]:
         one, other = mine[name], theirs[name]
         if one.dtype != other.dtype:
             yield f"type of {name.removesuffix('_ptr')}", one.dtype, other.dtype
+        if one.shape != other.shape:
+            shapes = (" × ".join(map(str, x.shape)) or "none" for x in (one, other))
+            yield f"shape of {name.removesuffix('_ptr')}", next(shapes), next(shapes)
         if one.value != other.value:
             yield f"value of {name}", f"{one.value}", f"{other.value}"
     if set(mine) != set(theirs) and a.kind != _PACKAGE:

@@ -30,6 +30,8 @@ def other_model(a: Plan, b: Plan) -> str:
 
 def model(a: Plan, b: Plan) -> Iterator[Change]:
     """Dimensions, tokens, storage of weights."""
+    if a.model.model_type != b.model.model_type:
+        yield Change("model", "model type", "", a.model.model_type, b.model.model_type)
     mine, theirs = a.model.dimensions, b.model.dimensions
     for name in sorted(set(mine) | set(theirs)):
         before, after = (str(of.get(name, "none")) for of in (mine, theirs))
