@@ -245,11 +245,10 @@ def stored_as(kind: str, value: np.ndarray, random: np.random.Generator) -> np.n
         return blocks(kind, rows, columns, random)
 
 
-@pytest.mark.parametrize("kind", [k for k in DTYPES if k not in ("F32", "F16", "BF16")])
-def test_every_tensor_type_is_read_as_it_is_dequantised(tmp_path: Path, kind: str):
-    model, graph, _ = wide_model()
+def write_as(path: Path, model: Any, kind: str) -> Checkpoint:
+    """A file with all matrices in a type; the model gets what they are dequantised to."""
     random, qtype = np.random.default_rng(1), gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer = gguf.GGUFWriter(path, "llama")
     for key, value in metadata(model).items():
         if key.startswith("llama.") and isinstance(value, float):
             writer.add_float32(key, value)
@@ -273,7 +272,13 @@ def test_every_tensor_type_is_read_as_it_is_dequantised(tmp_path: Path, kind: st
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    c = open_checkpoint(tmp_path / "m.gguf")
+    return open_checkpoint(path)
+
+
+@pytest.mark.parametrize("kind", [k for k in DTYPES if k not in ("F32", "F16", "BF16")])
+def test_every_tensor_type_is_read_as_it_is_dequantised(tmp_path: Path, kind: str):
+    model, graph, _ = wide_model()
+    c = write_as(tmp_path / "m.gguf", model, kind)
     assert lint_checkpoint(c).ok
     assert relative_error(logits_of_graph(c, graph), logits_of(model)) < 1e-5
 

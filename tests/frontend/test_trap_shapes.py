@@ -1,8 +1,7 @@
 """Peculiarities of shapes, biases and rotary embeddings from public bug reports, one test each.
 
 Each either works as the reference does or is refused by an error that names key, value and what to
-do. Those that only splitting over devices meets (heads, KV heads, vocabulary, intermediate size
-or quantisation blocks by TP) belong to the partitioner.
+do. Those that only splitting over devices meets are in test_trap_ranks.py.
 """
 
 import math
