@@ -120,7 +120,8 @@ def _row(figure: Figure) -> tuple[str, ...]:
     before, after = (amount(figure, value) for value in (figure.before, figure.after))
     error = f"± {100 * figure.error:.0f} %" if figure.error else ""
     error += ", within" if figure.within_error else ""
-    return figure.name, before, after, percent(figure.relative), error
+    moved = percent(figure.relative) if figure.before else "from nothing"
+    return figure.name, before, after, moved, error
 
 
 def amount(figure: Figure, value: float) -> str:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import sitsc
 from sitsc.core.canonical import canonical_json
 from sitsc.core.diff.change import PlanDiff
 from sitsc.core.diff.compare import compare
@@ -109,6 +112,24 @@ def test_a_figure_of_ranks_is_that_of_the_slowest_stage(staged: Plan):
     rate = next(f for f in found.figures if f.name == "throughput").before
     slowest = max(r.predicted_us for s in staged.stages for r in s.regimes if r.name == "decode_2")
     assert rate == pytest.approx(2e6 / slowest, rel=1e-4)
+
+
+# --- plain plans ----------------------------------------------------------------------------------
+
+
+def test_plain_plans_are_compared_by_tensor(tmp_path: Path):
+    for name, width in (("a", 16), ("b", 32)):
+        torch.manual_seed(0)
+        example = (torch.zeros(2, 16),)
+        sitsc.compile(nn.Linear(16, width).eval(), example_inputs=example, out=tmp_path / name)
+    a, b = open_plan(tmp_path / "a"), open_plan(tmp_path / "b")
+    assert compare(a, a).empty
+    found = compare(a, b)
+    texts = [change.text for change in found.changes]
+    assert "weights: weight: float32 n16 16×16 → float32 n16 32×16" in texts
+    assert [f.group for f in found.figures if f.name == "plain"] == ["time of a call"]
+    mixed = compare(a, read_text(FLOAT, "plan.json"))
+    assert mixed.skipped["kernels"] == "A is a plain plan, B a decoder plan"
 
 
 # --- other models and schemas ---------------------------------------------------------------------

@@ -124,7 +124,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[Plan]:
     model = write_random("tiny-llama", tmp_path_factory.mktemp("complete") / "m", headers_only=True)
     small: dict[str, Any] = {"max_batch": 2, "prefill_chunk_tokens": 64, "max_context": 128}
     found = [read_plan(GOLDEN.read_text())]
-    for more in ({"tp": 2, "pp": 2}, {"target": "h200"}):
+    others: tuple[dict[str, Any], ...] = ({"tp": 2, "pp": 2}, {"target": "h200"})
+    for more in others:
         options = CompileOptions(**small, **more)
         found.append(plan_checkpoint(inspect(model, options), options).plan)
     return found

@@ -25,8 +25,7 @@ def parallel(a: Plan, b: Plan) -> Iterator[Change]:
     """Degrees, stages, ranks, collectives of a layer, and how prompts and messages are cut."""
     degrees = [_degrees(plan) for plan in (a, b)]
     yield from _differs("parallel", "partition", *degrees)
-    devices = (plan.target.device_count for plan in (a, b))
-    yield from _differs("parallel", "devices", *devices)
+    yield from _differs("parallel", "devices", a.target.device_count, b.target.device_count)
     yield from _differs("parallel", "stages end at layers", *(_stages(p) for p in (a, b)))
     yield from _crossing(a, b)
     yield from _collectives(a, b)

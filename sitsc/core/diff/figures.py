@@ -11,7 +11,7 @@ from sitsc.core.diff.change import HIGHER, LOWER, Figure
 from sitsc.core.diff.view import programs, regimes
 from sitsc.core.plan import Plan
 
-GROUPS = {"tpot": "TPOT", "ttft": "TTFT"}
+GROUPS = {"tpot": "TPOT", "ttft": "TTFT", "plain": "time of a call"}
 _MEMORY = ("weights", "kv", "arena", "package", "graph", "slack", "total")
 
 

@@ -108,7 +108,8 @@ def _by(found: Found, regime: str, mine: RegimeView, theirs: RegimeView, pair: P
 def _launches(
     found: Found, regime: str, pair: Pair, mine: tuple[Launch, ...], theirs: tuple[Launch, ...]
 ) -> None:
-    if all(any(x.kind == _PACKAGE for x in side) for side in (mine, theirs)):
+    counts = [sum(x.kind == _PACKAGE for x in side) for side in (mine, theirs)]
+    if all(counts) and counts[0] != counts[1]:  # other stages: what they take is told as theirs
         mine, theirs = (tuple(x for x in side if x.kind != _PACKAGE) for side in (mine, theirs))
     times = max(1, len(pair.layers))
     names_a, names_b = _names(mine), _names(theirs)

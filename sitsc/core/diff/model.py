@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sitsc.core.diff.change import Change
 from sitsc.core.diff.view import listed, plain_name, programs
-from sitsc.core.plan import Plan
+from sitsc.core.plan import PLAIN, Plan
 
 _TOKENS = ("vocab_size", "logits_width", "bos_token_id", "add_bos", "eos_token_ids")
 # Of two models that differ in one of these, layers cannot be held against each other.
@@ -61,14 +61,16 @@ def _weights(a: Plan, b: Plan) -> Iterator[Change]:
 
 
 def _stored(plan: Plan) -> dict[str, str]:
-    """Storage by tensor; of layers that are alike once."""
+    """Storage by tensor; of layers that are alike once, of a plain plan with the shape."""
+    plain = plan.kind == PLAIN
     found: dict[str, set[str]] = {}
     for spec in (spec for program in programs(plan) for spec in program.parameters):
-        how = f"{spec.dtype} {spec.format}"
+        shape = " " + "×".join(map(str, spec.shape)) if plain else ""
+        how = f"{spec.dtype} {spec.format}{shape}"
+        names = [source.tensor for source in spec.sources if not source.zeros]
         if spec.role == "constant":
-            found.setdefault(plain_name(spec.name), set()).add(f"{how} ={spec.data}")
-        role = " and scales" if spec.role == "scale" else ""
-        for source in spec.sources:
-            if not source.zeros:
-                found.setdefault(plain_name(source.tensor), set()).add(how + role)
+            names, how = [spec.name], f"{how} ={spec.data}"
+        how += " and scales" if spec.role == "scale" else ""
+        for name in names:
+            found.setdefault(name if plain else plain_name(name), set()).add(how)
     return {name: ", ".join(sorted(ways)) for name, ways in found.items()}
