@@ -13,6 +13,7 @@ from sitsc.core.diff_policy import Verdict
 from sitsc.core.records import to_value
 
 _MOST_OF_A_SECTION, _MOST_CHANGES, _MOST_FIGURES, _WIDTH = 3, 8, 7, 120
+_MOST_OUTSIDE = 6
 _MEMORY, _TOTAL, _TIMES = "memory.", "memory.total", 10
 
 
@@ -82,8 +83,8 @@ def text_lines(diff: PlanDiff, verdict: Verdict | None) -> list[str]:
     if figures := _shown(diff):
         lines += ["", *table_lines([("figure", "A", "B", "change", "error"), *map(_row, figures)])]
         hidden = sum(f.changed for f in diff.figures) - len(figures)
-        lines += [f"and {hidden} more figures: --json"] if hidden > 0 else []
-    lines += ["", *_remarks(diff, verdict)]
+        lines += [f"and {hidden} more: --json"] if hidden > 0 else []
+    lines += ["", *_remarks(diff, verdict, _MOST_OUTSIDE)]
     return [*lines, *(_side(letter, side) for letter, side in (("A", diff.a), ("B", diff.b)))]
 
 
@@ -131,14 +132,18 @@ def amount(figure: Figure, value: float) -> str:
     return f"{value:.6g} {figure.unit}" if figure.unit == "tokens" else f"{value:.4g} {figure.unit}"
 
 
-def _remarks(diff: PlanDiff, verdict: Verdict | None) -> Iterator[str]:
+def _remarks(diff: PlanDiff, verdict: Verdict | None, most: int = 0) -> Iterator[str]:
+    """What was not compared, warnings, the policy's verdict; `most` of what is outside, 0: all."""
     for why in dict.fromkeys(diff.skipped.values()):
         names = [name for name, reason in diff.skipped.items() if reason == why]
         yield f"not compared: {', '.join(names)}, because {why}"
     yield from (f"warning: {text}" for text in diff.warnings)
     if verdict is None:
         return
-    yield from (f"outside of the policy: {text}" for text in verdict.outside)
+    shown = verdict.outside[:most] if most else verdict.outside
+    yield from (f"outside of the policy: {text}" for text in shown)
+    if len(shown) < len(verdict.outside):
+        yield f"outside of the policy: {len(verdict.outside) - len(shown)} more, --json has all"
     yield from (f"allowed: {text}" for text in verdict.allowed)
     yield from (f"policy: {text}" for text in verdict.remarks)
     if verdict.within:
