@@ -20,7 +20,7 @@ from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernels import KernelInfo
-from sitsc.core.tiles import choose_attention, choose_linear, load_table
+from sitsc.core.tiles import NORM_PROGRAMS, choose_attention, choose_linear, load_table
 
 _DEPENDENT_FROM = 90
 _SEQUENCES = 256  # of a step, at least: one kernel for all buckets
@@ -37,12 +37,14 @@ class CudaProvider:
         self.sources: dict[str, KernelSource] = {}
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
     ) -> KernelInfo | None:
         """The kernel of a linear layer; None: take the library."""
         choice = choose_linear(self.table.linear, shape, tokens, self.limits.num_sms)
         if choice.kernel == "library":
             return None
+        if norm_apart and "separate_norm" not in choice.tile:
+            choice = replace(choice, tile=choice.tile | {"separate_norm": NORM_PROGRAMS})
         op, tile = Linear(**shape), dict(choice.tile)
         if blocks := tile.pop("separate_norm", 0):
             op = replace(op, norm=False, x_dtype="bf16", squares=blocks if blocks > 1 else 0)

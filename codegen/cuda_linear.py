@@ -161,7 +161,6 @@ def skinny(
     constants = _shape(op) | {"SPAN": span, "SPLIT": split, "STAGES": stages}
     constants |= {"BLOCK_N": block_n, "BLOCK_K": block_k, "BLOCK_T": block_t}
     more = _parameters(op) | {"split": split, "ragged": span * split != op.columns}
-    more["squares"] = op.squares
     if not ahead:
         more |= {"prefetch": min(prefetch_bytes, span * 2) // 16 * 16, "block_n": block_n}
     names = (*arguments(op, split), ("num_tokens", "i32"))
@@ -185,8 +184,6 @@ def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
 
 
 def _no_parts(op: Linear) -> None:
-    if op.squares:
-        raise CompileError("kernels for 1-4 tokens read no sums of squares", hint="take skinny")
     if op.epilogue == "parts":
         raise CompileError("kernels for 1-4 tokens leave no sums in parts", hint="take skinny")
 
@@ -199,4 +196,5 @@ def _shape(op: Linear) -> dict[str, int]:
 def _parameters(op: Linear) -> dict[str, Any]:
     """What all templates of the family are rendered with."""
     shown = {"norm": op.norm, "eps": op.eps, "offset": op.offset, "bias": op.bias}
+    shown |= {"squares": op.squares}
     return shown | {"epilogue": op.epilogue, "activation": op.activation}

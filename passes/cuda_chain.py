@@ -11,6 +11,7 @@ from torch import fx
 
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.plan import Launch, LayerClass, Target
+from sitsc.passes.cuda_collectives import rank_buffers
 from sitsc.passes.cuda_schedule import CudaScheduler
 from sitsc.passes.fxutil import is_op
 from sitsc.passes.schedule import StepSizes
@@ -39,11 +40,11 @@ class _Listener:
     asked: Asked | None
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
     ) -> KernelInfo | None:
         """Like the provider's."""
         self.asked = ("linear", dict(shape))
-        return self.provider.linear(shape, tokens, parts=parts)
+        return self.provider.linear(shape, tokens, parts=parts, norm_apart=norm_apart)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Like the provider's."""
@@ -104,8 +105,10 @@ class _ChainScheduler(CudaScheduler):
 
 
 def _adds_parts(launch: Launch) -> bool:
-    """Whether a launch is a norm that depends on how another place leaves its sums."""
-    return launch.template == "rms_norm" and any(a.name == "parts_ptr" for a in launch.arguments)
+    """Whether a launch (a norm, a sum over ranks) depends on how another place leaves its sums."""
+    return launch.template in ("rms_norm", "all_reduce") and any(
+        a.name == "parts_ptr" for a in launch.arguments
+    )
 
 
 def schedule_chain(
@@ -116,13 +119,15 @@ def schedule_chain(
     provider: KernelProvider,
     page_tokens: int,
     kv_pages: int,
+    ranks: int = 1,
 ) -> Chain:
-    """The decode step without sampling. Raises UnsupportedModelError."""
+    """The decode step without sampling, of one of `ranks`. Raises UnsupportedModelError."""
     chain, listener = Chain(), _Listener(provider)
     scheduler = _ChainScheduler(
-        chain, listener, graph, step, classes, target, listener, page_tokens, kv_pages
+        chain, listener, graph, step, classes, target, listener, page_tokens, kv_pages, ranks
     )
     made = scheduler.run()
     chain.buffers = {buffer.name: buffer.bytes for buffer in made.buffers}
+    chain.buffers |= {buffer.name: buffer.bytes for buffer in rank_buffers(ranks)}
     chain.keys = made.keys
     return chain

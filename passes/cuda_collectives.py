@@ -27,6 +27,7 @@ _OF_ALL = {"peers_ptr": ("peers", "int64"), "calls_ptr": ("calls", "int64")}
 _IDS_BYTES = 16  # of a sampled id on its way
 CALLS = 32  # numbers that programs count calls with, see codegen/templates/cuda_ranks.py.j2
 _PROGRAMS = 64  # that send, and receive
+_MOST_PROGRAMS = 256  # of another collective
 _LONG = {"i8": "uint8", "i32": "int32", "i64": "int64"}
 
 
@@ -42,6 +43,26 @@ def row_bytes(node: Node) -> int:
     if math.prod(shape[:at]) != 1 or not all(isinstance(size, int) for size in shape[at + 1 :]):
         raise unsupported(node, "between stages")
     return math.prod(shape[at + 1 :]) * tensor(node).dtype.itemsize
+
+
+def rank_buffers(ranks: int) -> list[ArenaBuffer]:
+    """What collectives of so many ranks read and count with; slots are scratch of the schedule."""
+    if ranks == 1:
+        return []
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "tp_rank": ("int64", (1,)),
+        "peers": ("int64", (ranks + 2,)),
+        "calls": ("int64", (CALLS,)),
+        "pads": ("int32", (_MOST_PROGRAMS, ranks)),
+    }
+    return _buffers(shapes)
+
+
+def _buffers(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> list[ArenaBuffer]:
+    return [
+        ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
+        for name, (dtype, shape) in shapes.items()
+    ]
 
 
 def crossing_buffers(graph: fx.Graph, rows: int) -> list[ArenaBuffer]:
@@ -63,10 +84,7 @@ def crossing_buffers(graph: fx.Graph, rows: int) -> list[ArenaBuffer]:
             f"{name}/to": ("int64", (3,)),
             f"{name}/sent": ("int64", (CALLS,)),
         }
-    return [
-        ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
-        for name, (dtype, shape) in shapes.items()
-    ]
+    return _buffers(shapes)
 
 
 def slots_bytes(ranks: int, rows: int, row_bytes: int) -> int:

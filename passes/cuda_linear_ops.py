@@ -27,9 +27,8 @@ class LinearOps(RankOps):
             self._by_library(node, a, shape, x)
             return
         scale: Ref | None = None
-        blocks = info.tile.get("separate_norm", 0)
-        if blocks or (shape["norm"] and is_op(a["x"], "all_reduce")):
-            x, scale = self._normed(node, a, x, max(1, blocks))
+        if blocks := info.tile.get("separate_norm", 0):
+            x, scale = self._normed(node, a, x, blocks)
         if self.reduced(node) and not in_parts(info):
             self.product_of_ours(node, info, x, scale)
             return
@@ -57,11 +56,8 @@ class LinearOps(RankOps):
         columns = self.sizes.of(tensor(a["x"]).shape[-1])
         tokens = self.sizes.elements(a["x"]) // columns
         shape = self._linear_shape(node, a, columns)
-        info = self.provider.linear(shape, tokens, parts=parts)
-        apart = info is None or info.tile.get("separate_norm")
-        if shape["norm"] and is_op(a["x"], "all_reduce") and not apart:
-            alone = {k: v for k, v in shape.items() if k != "x_dtype"} | {"norm": False}
-            info = self.provider.linear(alone, tokens, parts=parts)
+        apart = shape["norm"] and is_op(a["x"], "all_reduce")
+        info = self.provider.linear(shape, tokens, parts=parts, norm_apart=apart)
         if info is not None and not in_parts(info) and self.reduced(node):
             shape |= {"out_dtype": "fp32"}
             info = self.provider.linear(shape, tokens)

@@ -13,7 +13,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
 from sitsc.core.serving.sampling_rows import bitmap_words
 from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_collectives import CALLS
+from sitsc.passes.cuda_collectives import rank_buffers
 from sitsc.passes.cuda_schedule import Scheduled
 from sitsc.passes.schedule import StepSizes
 
@@ -21,7 +21,6 @@ _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
 _FEW_ROWS, _FEW_PARTS = 16, 8  # more rows fill a GPU with fewer programs each
 _SCANNING = 256  # programs of the scan that an H200 holds at once
 _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
-MOST_PROGRAMS = 256  # of a collective
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
 _RENAMED = {"ids_ptr": "sampled_ids"}
@@ -66,17 +65,11 @@ def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[
         "mass": ("int64", (batch, 5)),
         "border": ("int64", (batch,)),
     }
-    if options.tp > 1:
-        shapes |= {
-            "tp_rank": ("int64", (1,)),
-            "peers": ("int64", (options.tp + 2,)),
-            "calls": ("int64", (CALLS,)),
-            "pads": ("int32", (MOST_PROGRAMS, options.tp)),
-        }
-    return [
+    own = [
         ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
         for name, (dtype, shape) in shapes.items()
     ]
+    return own + rank_buffers(options.tp)
 
 
 class StepLaunches:

@@ -27,6 +27,7 @@ Step = Callable[[int], None]
 Choice = dict[int, TuneCase]
 LAYERS = 8  # enough that one does not find its weights in the cache
 _INTEGERS = {"token_ids": "int64", "position_ids": "int64", "logit_rows": "int64"}
+_OF_RANKS = ("tp_rank", "peers", "calls", "pads")
 _INTEGERS |= {"block_table": "int32", "query_start": "int32", "context_lens": "int32"}
 
 
@@ -81,6 +82,21 @@ class StepChain:
             if place not in chain.fixed
         }
         self._inputs()
+        self._alone()
+
+    def _alone(self) -> None:
+        """A step of several ranks runs without the others: all of them are this one.
+
+        What it sends it finds itself; links between GPUs are not measured.
+        """
+        if "peers" not in self.buffers:
+            return
+        ranks = len(self.buffers["peers"]) // 8 - 2
+        slot_bytes = len(self.buffers["slots"]) // (2 * (ranks - 1)) // 16 * 16
+        peers = torch.tensor([0] * ranks + [0, slot_bytes], dtype=torch.int64)
+        self.buffers["peers"].view(torch.int64).copy_(peers)
+        self.buffers["slots"].fill_(255)
+        self.buffers["pads"].view(torch.int32).fill_(1 << 30)
 
     def _inputs(self) -> None:
         """Tokens, scattered pages and the shortest context."""
@@ -197,7 +213,7 @@ class StepChain:
         for name, buffer in self.buffers.items():
             if name == "counters":
                 buffer.zero_()
-            elif name not in _INTEGERS:
+            elif name not in _INTEGERS and name not in _OF_RANKS:
                 buffer.fill_(255)  # NaN in every type
         every = [place for group in self.chain.groups for place in group.places]
         last = [place for place in every if place in self._subject_at][-1]

@@ -270,7 +270,7 @@ def build_candidates(
 
     def schedule(count: int, provider: KernelProvider) -> Chain:
         step = StepSizes("decode", count, count, max(contexts(count)))
-        return schedule_chain(graph, step, classes, target, provider, page, pages)
+        return schedule_chain(graph, step, classes, target, provider, page, pages, options.tp)
 
     empty = TuneSet(
         schema=SCHEMA,

@@ -189,21 +189,29 @@ def build_candidates(
     out: Path,
     progress: Progress = _silent,
     table: TileTable | None = None,
+    tp: int = 1,
 ) -> tuple[TuneSet, list[CompileError]]:
     """Kernels to measure for the linear layers of `model`, and why others were left out.
+
+    With `tp`, those of one of so many ranks.
 
     At most `most` for each layer and count of `tokens`, compiled into `out`; the search begins with
     `table`, by default the target's own. Raises SitscError.
     """
     from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
 
-    options, data = CompileOptions(target=target), load_target(target)
+    options, data = CompileOptions(target=target, tp=tp), load_target(target)
     checkpoint = inspect(model, options)
     dtypes = lowering.resolve_dtypes(checkpoint.config, options)
     progress("trace", 0.0)
     module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
     progress("passes", 0.0)
-    lowering.run(module, dtypes, options, None)
+    if tp > 1:
+        from sitsc.rank_lowering import rank_graph  # noqa: PLC0415  (as lowering)
+
+        module = rank_graph(module, options, dtypes)
+    else:
+        lowering.run(module, dtypes, options, None)
     progress("codegen", 0.0)
     with files.disk_errors(out):
         return lowering.build_candidates(

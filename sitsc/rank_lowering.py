@@ -16,10 +16,11 @@ from sitsc.codegen import cpu
 from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
-from sitsc.core.parallel import Partition, check_partition
+from sitsc.core.parallel import Partition, check_partition, even_stages
 from sitsc.core.plan import LayerClass, Parallel, Plan, Rank, Regime, Stage
 from sitsc.partition_pipeline import Asked, Slo, Workload, read_slo, read_workload, searcher
 from sitsc.passes.for_rank import stage_graphs
+from sitsc.passes.layers import num_layers
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition_report import check_slo, parallel_of
 from sitsc.passes.planner import PACKAGE, ModelFacts
@@ -56,6 +57,15 @@ def plan_ranks(
     if data.cuda is not None:
         return plan, lambda folder, done: _generate_all([g for _, g in made], folder, done)
     return plan, lambda folder, done: _generate(graphs, folder, done)
+
+
+def rank_graph(
+    module: fx.GraphModule, options: CompileOptions, dtypes: lowering.Dtypes
+) -> fx.GraphModule:
+    """The final graph of the ranks that share all layers; `module` is the traced one."""
+    passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
+    bounds = even_stages(num_layers(module.graph), 1)
+    return stage_graphs(module, passes, Partition(options.tp), bounds, context)[0]
 
 
 def record_of_graph(graph: fx.Graph, facts: ModelFacts) -> ModelRecord:

@@ -206,13 +206,14 @@ class SpreadNormCheck:
     tile: Tile
     blocks: int = 4
     parts: int = 0
+    template: str = "skinny"
 
     def sources(self, pdl: bool) -> list[KernelSource]:
         op, types = self.op, {"x_dtype": self.op.x_dtype, "parts": self.parts}
         shape = {"columns": op.columns, "eps": op.eps, "offset": op.offset, "blocks": self.blocks}
         reader = replace(op, norm=False, x_dtype="bf16", squares=self.blocks)
         norm = instance("rms_norm", pdl=pdl, **shape, **types)
-        return [norm, instance("skinny", reader, pdl=pdl, **self.tile)]
+        return [norm, instance(self.template, reader, pdl=pdl, **self.tile)]
 
     def prepare(self, device: str, pdl: bool) -> Prepared:
         (norm, linear), make, op = self.sources(pdl), Inputs(device), self.op

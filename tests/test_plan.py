@@ -117,11 +117,13 @@ def test_every_option_changes_the_fingerprint():
         "allow_unknown_keys": ("x",),
     }
     base = CompileOptions(target="h200")
-    assert {f.name for f in fields(CompileOptions)} == set(other)
-    prints = {base.fingerprint()} | {
-        replace(base, **{name: value}).fingerprint() for name, value in other.items()
-    }
-    assert len(prints) == len(other) + 1
+    several = {"devices": 4, "slo": "ttft=100", "workload": '{"prompt_tokens": 9}'}
+    assert {f.name for f in fields(CompileOptions)} == set(other | several)
+    two = replace(base, devices=2)
+    prints = {base.fingerprint(), two.fingerprint()}
+    prints |= {replace(base, **{name: value}).fingerprint() for name, value in other.items()}
+    prints |= {replace(two, **{name: value}).fingerprint() for name, value in several.items()}
+    assert len(prints) == len(other) + len(several) + 2
 
 
 def test_what_the_plan_says_is_what_runs(tiny_artifact, tmp_path, monkeypatch):

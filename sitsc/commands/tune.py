@@ -28,6 +28,7 @@ def build(
     out: Annotated[Path, typer.Option("-o", "--out", help="New folder.")],
     tokens: Annotated[str, typer.Option(help="Sequences of a step, 1 to 256.")] = _TOKENS,
     most: Annotated[int, typer.Option(help="Kernels for each layer and token count.")] = 24,
+    tp: Annotated[int, typer.Option(help="For one of so many ranks that share the layers.")] = 1,
     table: Annotated[
         Path | None, typer.Option(help="Choices to begin with, else the target's own table.")
     ] = None,
@@ -44,7 +45,7 @@ def build(
         from sitsc.pipeline import build_candidates  # noqa: PLC0415  (imports torch: a second)
 
         begin = None if table is None else _table(table)
-        made, refused = build_candidates(folder, target, counts, most, out, shown.report, begin)
+        made, refused = build_candidates(folder, target, counts, most, out, shown.report, begin, tp)
         shown.end()
     kernels = len(list(out.rglob("*.cubin")))
     found: dict[str, Any] = {

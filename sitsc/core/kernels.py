@@ -46,9 +46,11 @@ class KernelProvider(Protocol):
     """Makes kernel instances for one target."""
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
     ) -> KernelInfo | None:
         """The kernel of a linear layer for up to `tokens` tokens; None: take the library.
+
+        `norm_apart`: the norm before it is made by another kernel in any case.
 
         With `parts`, the next kernel can add sums: where the tile says so, one with parts_ptr, fp32
         [tile's split, tokens, rows], takes the place of y.

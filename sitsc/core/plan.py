@@ -12,7 +12,7 @@ from typing import Any
 from sitsc.core.canonical import canonical_json, digest, sha256_hex
 from sitsc.core.errors import PlanError
 from sitsc.core.records import from_value, to_value
-from sitsc.core.weights import WeightSpec
+from sitsc.core.weight_spec import WeightSpec
 
 SCHEMA = 1
 PLAIN = "plain"

@@ -162,6 +162,20 @@ def test_norm_that_programs_share(interpreter, case, ahead):
     verify(interpreter, SpreadNormCheck(op, tokens, tile, blocks, parts))
 
 
+@pytest.mark.parametrize(
+    ("template", "tile"),
+    [
+        ("gemv", {"block_n": 4, "block_k": 64, "depth": 1}),
+        ("gemv", {"block_n": 4, "block_k": 32, "split": 2}),
+        ("gemv", {"block_n": 4, "block_k": 64, "stages": 2}),
+        ("gemv_walk", {"block_n": 4, "block_k": 16, "depth": 1}),
+    ],
+)
+def test_norm_that_programs_share_before_few_tokens(interpreter, template, tile):
+    op = Linear(33, 48, True, EPS, 1.0, "glu", "gelu_erf", x_dtype="fp32")
+    verify(interpreter, SpreadNormCheck(op, 2, {"tokens": 2} | tile, 8, 2, template))
+
+
 @pytest.mark.parametrize("scale", [1.0, 6.928203])
 def test_gather(interpreter, scale):
     verify(interpreter, GatherCheck(5, 33, 48, scale, {"block": 32}))
