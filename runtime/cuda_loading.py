@@ -44,6 +44,8 @@ class CudaLoading:
             device = cuda_preflight.open_gpu(env.local_rank())
         except DeviceError as error:
             raise cuda_preflight.no_gpu(error, artifact) from None
+        if world is not None:
+            world.check_alike(device.name)
         room = cuda_preflight.gpu_room(device, request.memory_limit)
         cuda_preflight.preflight(artifact, device, needs, room)
         _start_torch(device, room)

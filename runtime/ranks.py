@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BACKEND = "gloo"
 _MEETING, _COMPARING = timedelta(seconds=60), timedelta(seconds=5)
 _EVER = timedelta(days=365)  # a step may be long in coming: the watch tells who is lost
+_NAME = 128  # bytes of a name that ranks compare
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -63,6 +64,25 @@ class World:
 
         with self.watch.waiting():
             dist.all_reduce(torch.zeros(1))
+
+    def check_alike(self, what: str) -> None:
+        """Raises RankError, on every rank, when `what` (a GPU's name) is not the same on all."""
+        import torch  # noqa: PLC0415  (with torch.distributed)
+        import torch.distributed as dist  # noqa: PLC0415
+
+        mine = torch.frombuffer(
+            bytearray(what.encode()[:_NAME].ljust(_NAME, b"\0")), dtype=torch.uint8
+        )
+        found = [torch.empty_like(mine) for _ in range(self.tp * self.pp)]
+        with self.watch.waiting():
+            dist.all_gather(found, mine)
+        names = [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in found]
+        for other, name in enumerate(names):
+            if name != names[0]:
+                raise RankError(
+                    f"rank {other} has a {name}, rank 0 a {names[0]}",
+                    hint="one artifact runs on GPUs of one type",
+                )
 
     @property
     def is_last(self) -> bool:
