@@ -46,6 +46,7 @@ def verify(
     report["problems"] = [{"file": problem.file, "what": problem.what} for problem in problems]
     findings: list[Any] = []
     if on_device and not problems:
+        _one_rank(artifact)
         findings = _on_device(artifact, weights, random_weights, size_bytes(memory_limit))
         report |= _judged(findings)
     if as_json:
@@ -71,6 +72,17 @@ def _judged(findings: list[Any]) -> dict[str, Any]:
         "summary": summary(findings),
         "findings": [asdict(finding) for finding in findings],
     }
+
+
+def _one_rank(artifact: Path) -> None:
+    """Raises OptionError for an artifact of several ranks, which no process can check alone."""
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (imports torch)
+
+    if (count := open_artifact(artifact).plan.num_ranks) > 1:
+        raise OptionError(
+            f"--on-device checks one GPU, the artifact is for {count} ranks",
+            hint="compile it for one rank, or compare answers with sitsc run --nproc",
+        )
 
 
 def _on_device(root: Path, weights: Path | None, random: bool, limit: int | None) -> list[Any]:
