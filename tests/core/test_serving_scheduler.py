@@ -226,6 +226,17 @@ def test_chunked_prefill_then_decode() -> None:
     assert batches[3].token_ids == [7]
 
 
+def test_prompts_are_cut_as_their_length_says() -> None:
+    limits = SchedulerLimits(2, 34, 32, 100, chunks=((10, 0), (30, 8), (100, 64)))
+    assert [limits.chunk_of(n) for n in (1, 10, 11, 30, 31, 100)] == [32, 32, 8, 8, 32, 32]
+    scheduler = Scheduler(limits, PagePool(40, 4), [EOS])
+    scheduler.add(list(range(10)), SamplingOptions(max_tokens=1))
+    scheduler.add(list(range(20)), SamplingOptions(max_tokens=1))
+    step = scheduler.schedule()
+    assert step is not None
+    assert step.query_start == [0, 10, 18]
+
+
 def test_decoding_goes_on_beside_a_long_prefill() -> None:
     machine = scheduler(max_batch=2, step=4, chunk=8)
     machine.add([1], SamplingOptions())

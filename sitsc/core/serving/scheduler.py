@@ -28,10 +28,16 @@ class SchedulerLimits:
     prefill_chunk_tokens: int  # tokens of one sequence in a step
     max_context: int  # tokens of one request, prompt and answer
     micro_batches: int = 1  # steps in flight that have no sequence waiting for a token in common
+    chunks: tuple[tuple[int, int], ...] = ()  # (prompts up to so many tokens, their chunk), rising
+
+    def chunk_of(self, prompt_tokens: int) -> int:
+        """Most tokens of a prompt of that length in one step."""
+        fits = next((chunk for longest, chunk in self.chunks if prompt_tokens <= longest), 0)
+        return min(fits or self.prefill_chunk_tokens, self.prefill_chunk_tokens)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            if getattr(self, spec.name) < 1:
+            if spec.name != "chunks" and getattr(self, spec.name) < 1:
                 value = getattr(self, spec.name)
                 raise OptionError(f"{spec.name}={value} is not allowed", hint="it must be ≥ 1")
         if self.max_step_tokens < self.max_batch:
@@ -207,7 +213,7 @@ class Scheduler:
             remaining = request.num_tokens - context
             count = 1
             if remaining > 1:
-                count = min(remaining, limits.prefill_chunk_tokens, prefill_budget)
+                count = min(remaining, limits.chunk_of(request.num_tokens), prefill_budget)
                 if count == 0:
                     continue
                 prefill_budget -= count
