@@ -32,7 +32,10 @@ def decode(numbers: Sequence[int]) -> StepBatch:
     if len(numbers) < _FIXED or numbers[0] != _FORM:
         raise ExecutionError("a rank sent no step that this one knows", hint="start all anew")
     _, decoding, sequences, tokens, pages = numbers[:_FIXED]
-    if len(numbers) != _FIXED + 5 * sequences + 1 + tokens + pages:
+    length = _FIXED + 5 * sequences + 1 + tokens + pages
+    counts = numbers[len(numbers) - pages - sequences :][:sequences]
+    whole = min(sequences, tokens, pages, *counts, 0) == 0 and sum(counts) == pages
+    if len(numbers) != length or not whole:
         raise ExecutionError("a step came in another length than it says", hint="start all anew")
     left = iter(numbers[_FIXED:])
     ids, token_ids = tuple(_take(left, sequences)), _take(left, tokens)
