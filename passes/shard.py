@@ -30,6 +30,7 @@ from sitsc.passes.shard_rules import (
     reduction,
     rms_norm,
     rope,
+    stacked,
 )
 from sitsc.passes.shard_table import shard_table
 from sitsc.passes.shard_values import NOTE, Values
@@ -62,6 +63,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "slice": slices,
     "index": index,
     "cat": joined,
+    "stack": stacked,
     "rms_norm": rms_norm,
     "layer_norm": layer_norm,
     "native_layer_norm": layer_norm,

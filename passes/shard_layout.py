@@ -57,9 +57,10 @@ def even(size: int, parts: int) -> tuple[Ranges, ...]:
 def vocabulary(size: int, parts: int) -> tuple[Ranges, ...]:
     """Equal ranges of rows of a table or a head, padded where they are not; to whole blocks of 16.
 
-    Small ones are padded by as little as can be, so that no rank has all rows.
+    Equal ranges that are no multiple of 8 are padded too: GPUs gather logits by 16 bytes. Small
+    ones are padded by as little as can be, so that no rank has all rows.
     """
-    blocks = 1 if size % parts == 0 or size < 32 * parts else 16 * parts
+    blocks = 1 if size % (8 * parts) == 0 or size < 32 * parts else 16 * parts
     return even(-(-size // blocks) * blocks, parts)
 
 

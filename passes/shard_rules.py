@@ -231,6 +231,18 @@ def joined(values: Values, node: Node, columns: Any) -> Layout:
     return cut[0]
 
 
+def stacked(values: Values, node: Node, columns: Any) -> Layout:
+    """Values side by side along a new dimension, where all lie alike."""
+    items, dims = node.args[0], tensor(node).dim()
+    along = arguments(node)["dim"] % dims
+    layouts = [values.layout(item) for item in items]
+    first = layouts[0]
+    if not isinstance(first, Sharded) or any(layout != first for layout in layouts):
+        return values.plain(node)
+    values.put(node, values.emit(node.target, ([values.local(item) for item in items], along)))
+    return first.at(first.dim + (along <= first.dim))
+
+
 def embedding(values: Values, node: Node, columns: Any) -> Layout:
     """The vocabulary cut into rows: each rank looks up the tokens it has, others give zeros."""
     args = arguments(node)
