@@ -27,14 +27,21 @@ def moe_route(
     scaling: float = 1.0,
     correction: bool = False,
     logits_dtype: str = "bf16",
+    mine: int = 0,
     num_warps: int = 1,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """share fp32 and chosen int32 [tokens, top_k] of logits [tokens, experts]."""
+    """share fp32 and chosen int32 [tokens, top_k] of logits [tokens, experts].
+
+    `mine`: a rank has so many experts, from first_ptr (int64 [1]) on. They are counted from 0; the
+    others become number `mine` with a share of zero.
+    """
     if scoring not in SCORINGS or not 0 < top_k <= experts or experts % groups:
         raise CompileError(f"no router {scoring!r} of {top_k} among {experts} in {groups} groups")
-    names = [("logits_ptr", f"*{logits_dtype}"), ("correction_ptr", "*fp32")]
+    names = [("logits_ptr", f"*{logits_dtype}")]
+    names += [("correction_ptr", "*fp32")] if correction else []
+    names += [("first_ptr", "*i64")] if mine else []
     names += [("share_ptr", "*fp32"), ("chosen_ptr", "*i32")]
     constants = {"E": experts, "TOP_K": top_k, "BLOCK_E": power_of_two(experts)}
     constants |= {"BLOCK_K": power_of_two(top_k)}
@@ -42,7 +49,7 @@ def moe_route(
         constants |= {"GROUPS": groups, "GROUP_TOP": group_top, "BLOCK_G": power_of_two(groups)}
     return make(
         "moe_route",
-        tuple(pair for pair in names if correction or pair[0] != "correction_ptr"),
+        tuple(names),
         constants,
         num_warps,
         pdl,
@@ -53,6 +60,7 @@ def moe_route(
         normalise=normalise,
         scaling=scaling,
         correction=correction,
+        mine=mine,
     )
 
 
@@ -126,6 +134,7 @@ def moe_sum(
     columns: int,
     top_k: int,
     residual: bool = False,
+    some: bool = False,
     y_dtype: str = "fp32",
     out_dtype: str = "bf16",
     block: int = 1024,
@@ -133,7 +142,10 @@ def moe_sum(
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """out [tokens, columns] from y [tokens, top_k, columns] and share [tokens, top_k]."""
+    """out [tokens, columns] from y [tokens, top_k, columns] and share [tokens, top_k].
+
+    `some`: rows of y whose share is zero may hold anything.
+    """
     names = [("y_ptr", f"*{y_dtype}"), ("share_ptr", "*fp32"), ("residual_ptr", f"*{out_dtype}")]
     names += [("out_ptr", f"*{out_dtype}")]
     return make(
@@ -144,6 +156,7 @@ def moe_sum(
         pdl,
         early,
         residual=residual,
+        some=some,
     )
 
 

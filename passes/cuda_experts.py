@@ -21,7 +21,7 @@ class ExpertOps(LinearOps):
         a = arguments(node)
         self._check_types(node, a)
         x, logits = self.rows(a["x"]), self.rows(a["logits"])
-        hidden, experts = x.shape[-1], logits.shape[-1]
+        hidden, experts = x.shape[-1], int(tensor(a["down"]).shape[0])  # of this rank
         tokens, top_k, count = _rows_of(x), a["top_k"], self.count(node)
         pairs = tokens * top_k
         share = self.temporary("share", (pairs,), "float32")
@@ -61,11 +61,12 @@ class ExpertOps(LinearOps):
             **{name: a[name] for name in names},
             experts=logits.shape[-1],
             correction=a["correction"] is not None,
+            mine=0 if a["first"] is None else int(tensor(a["down"]).shape[0]),
             logits_dtype=SHORT[logits.dtype],
             count=self.count(node),
         )
         bound = {"logits_ptr": logits, "share_ptr": share, "chosen_ptr": chosen}
-        bound["correction_ptr"] = self._maybe(a["correction"])
+        bound |= {f"{name}_ptr": self._maybe(a[name]) for name in ("correction", "first")}
         self.kernel(info, bound, node, counted=False)
 
     def _product(
@@ -93,6 +94,7 @@ class ExpertOps(LinearOps):
             columns=y.shape[-1],
             top_k=a["top_k"],
             residual=residual is not None,
+            some=a["first"] is not None,
             y_dtype=SHORT[y.dtype],
             out_dtype=SHORT[dtype_name(tensor(node).dtype)],
             count=self.count(node),
