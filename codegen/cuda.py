@@ -158,6 +158,7 @@ class CudaProvider:
         items = rows * shape.get("blocks", 1)
         many = many or items > MOST_PROGRAMS
         source = instance(template, pdl=self.pdl, many=many, **shape)
+        items = -(-items * shape["columns"] // source.constants["H"])
         programs = min(items, self.limits.num_sms if many else MOST_PROGRAMS)
         return self._info(source, (programs,), {"blocks": shape.get("blocks", 1)})
 

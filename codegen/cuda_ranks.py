@@ -5,6 +5,8 @@ alike and mapped by all of them; every rank launches the same kernels in the sam
 looks for what it waits for `POLLS` times at most; then it notes an error and goes on.
 """
 
+import math
+
 from sitsc.codegen.cuda_instance import make, power_of_two
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
@@ -13,6 +15,7 @@ POLLS = 100_000_000  # about a minute
 MOST_PROGRAMS = 256  # that a call is counted for
 CROSSING_PROGRAMS = 64  # of every send and receive: they wait for each other one by one
 _VECTOR_BYTES = 16
+_WHOLE = 8  # elements, of which rows of sums are a multiple: vectors of either type
 _MOST_VECTORS = 256  # of a program
 _BYTES = {"fp32": 4, "bf16": 2}
 _UP = 1 << 30
@@ -42,12 +45,16 @@ def all_reduce(
     """sum = x + the sums of all ranks [rows, columns], and bfloat16 y = its RMS norm.
 
     A rank's sum is parts_ptr [parts, rows, columns]; it travels as `payload`. `blocks` programs
-    share a row, whose y then lacks 1 / rms. `many`: few programs take row after row.
-    Raises CompileError for rows that are not whole vectors.
+    share a row, whose y then lacks 1 / rms. `many`: few programs take row after row. Rows that are
+    no whole vectors are taken several at once, so that they are; what follows the last row is
+    written too. Raises CompileError for those with a norm or several parts.
     """
     width = _VECTOR_BYTES // _BYTES[payload]
-    if columns % (2 * _VECTOR_BYTES // min(_BYTES.values()) // 2):
-        raise CompileError(f"rows of {columns} elements cannot be sent", hint="a multiple of 8")
+    group = _WHOLE // math.gcd(columns, _WHOLE)
+    if group > 1 and (norm or parts > 1):
+        what = f"rows of {columns} elements are summed without a norm and from one part"
+        raise CompileError(what, hint="a multiple of 8")
+    columns *= group
     if (parts_dtype, payload) == ("bf16", "fp32"):
         raise CompileError("sums of bfloat16 travel as bfloat16", hint="payload bf16")
     vectors = columns // width
@@ -76,6 +83,7 @@ def all_reduce(
         offset=offset,
         blocks=blocks,
         many=many,
+        group=group,
         ragged=block * blocks != vectors,
         bytes_of=_BYTES,
         polls=POLLS,
@@ -87,6 +95,8 @@ def all_gather(
 ) -> KernelSource:
     """y [rows, ranks, inner] = x [rows, inner] of every rank. Raises CompileError for odd sizes."""
     names = {"x_ptr": "*i8", "y_ptr": "*i8", "pads_ptr": "*i32"} | _COMMON
+    if inner_bytes % _VECTOR_BYTES:
+        raise CompileError(f"{inner_bytes} bytes cannot be gathered", hint="a multiple of 16")
     return make(
         "all_gather",
         tuple((names | {"num_rows": "i32"}).items()),
@@ -126,7 +136,7 @@ def share_ids(
 def send(
     *, inner_bytes: int, num_warps: int = 8, pdl: bool = True, early: bool = True
 ) -> KernelSource:
-    """x [rows, inner] to the mail of the next stage."""
+    """x [rows, inner] to the mail of the next stage, in groups of rows that are whole vectors."""
     names = {"x_ptr": "*i8", "acks_ptr": "*i32"}
     return _crossing("send", names, inner_bytes, num_warps, pdl, early)
 
@@ -143,15 +153,21 @@ def _crossing(
     name: str, names: dict[str, str], inner_bytes: int, num_warps: int, pdl: bool, early: bool
 ) -> KernelSource:
     names |= {"links_ptr": "*i64", "calls_ptr": "*i64", "num_rows": "i32"}
+    group = _VECTOR_BYTES // math.gcd(inner_bytes, _VECTOR_BYTES)
     return make(
-        name, tuple(names.items()), _chunks(inner_bytes), num_warps, pdl, early, polls=POLLS
+        name,
+        tuple(names.items()),
+        _chunks(inner_bytes * group),
+        num_warps,
+        pdl,
+        early,
+        group=group,
+        polls=POLLS,
     )
 
 
 def _chunks(inner_bytes: int) -> dict[str, int]:
-    """Rows of so many bytes in vectors. Raises CompileError where they are not whole ones."""
-    if inner_bytes % _VECTOR_BYTES:
-        raise CompileError(f"{inner_bytes} bytes cannot be sent", hint="a multiple of 16")
+    """Rows of so many bytes in vectors, several to a program."""
     block = min(_MOST_VECTORS, power_of_two(inner_bytes // _VECTOR_BYTES))
     chunks = -(-inner_bytes // (_VECTOR_BYTES * block))
     return {"INNER": inner_bytes, "BLOCK": block, "CHUNKS": chunks}

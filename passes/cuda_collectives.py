@@ -23,6 +23,8 @@ from sitsc.passes.stages import CROSSING
 Node = Any
 _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 _WIDE_ROWS = 16  # up to so many rows sums travel as float32: what counts there is latency
+_NARROW = 64  # so do rows of fewer elements, which are squares of a norm
+_VECTOR_BYTES = 16
 _OF_ALL = {"peers_ptr": ("peers", "int64"), "calls_ptr": ("calls", "int64")}
 _IDS_BYTES = 16  # of a sampled id on its way
 CALLS = 32  # numbers that programs count calls with, see codegen/templates/cuda_ranks.py.j2
@@ -123,7 +125,7 @@ class RankOps(PartOps):
         count = self.count(node)
         rows = math.prod(out.shape[:-1])
         kind = _SHORT[sums.parts.dtype]
-        wide = kind == "fp32" and rows <= _WIDE_ROWS
+        wide = kind == "fp32" and (rows <= _WIDE_ROWS or out.shape[-1] < _NARROW)
         payload = "fp32" if wide else "bf16"
         self._need_slots(rows, out.shape[-1] * (4 if wide else 2))
         shape = shape | {
@@ -150,8 +152,10 @@ class RankOps(PartOps):
         if len(outer) != 1 or math.prod(fixed) != 1 or a["size"] != self.ranks:
             raise unsupported(node, "along this dimension")
         inner = math.prod(x.shape[dim:]) * DTYPES[x.dtype].itemsize
+        if inner % _VECTOR_BYTES:
+            raise unsupported(node, f"of {inner} bytes, no multiple of {_VECTOR_BYTES}")
         out = self.new(node)
-        self.life[out.buffer][0] = self._last_call
+        self.life[out.buffer][0] = self._written_from(node)
         rows = self.sizes.of(outer[0])
         info = self.provider.make("all_gather", ranks=self.ranks, inner_bytes=inner, rows=rows)
         pads = Ref("arena", "pads", "int32")
@@ -174,6 +178,12 @@ class RankOps(PartOps):
         parts = self._scratch(self.shape_of(node), 1, "bfloat16")
         self.product(node, x, w, parts, rows, kernel="mm")
         self.unsummed[node] = Sums(None, parts, 1, self.ranks)
+
+    def logits(self, node: Node) -> None:
+        """Rows of logits one after another: those of a padded vocabulary are gathered longer."""
+        begin, self.launches = self.clock, []
+        self.places[node] = self.rows(node)
+        self._group("logits", begin)
 
     # --- between stages -----------------------------------------------------------------------
 
@@ -237,6 +247,15 @@ class RankOps(PartOps):
         bound |= {"slots_ptr": Ref("arena", "slots", "int32")}
         self.kernel(info, bound, node, counted=is_op(node, "all_reduce", "all_gather"))
         self._last_call = self.clock
+
+    def _written_from(self, node: Node) -> int:
+        """Since when other ranks may write what a gather of this one makes.
+
+        In layers that repeat also since the last collective of the layer before: `_segment` keeps
+        what is there at the beginning of a run until its end.
+        """
+        begin = self.clock - len(self.launches)
+        return self._last_call if self.values.layer[node] is None else min(self._last_call, begin)
 
     def _rows(self, node: Node, out: Ref) -> int:
         """Rows of the step; places of values have some more."""

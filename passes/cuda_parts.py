@@ -18,6 +18,7 @@ from sitsc.passes.cuda_values import is_selection
 from sitsc.passes.fxutil import arguments, is_op, tensor
 
 Node = Any
+_WHOLE = 8  # elements, see codegen/cuda_ranks.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Sums:
         if self.base is None or other.base is None:
             return False
         return same and self.base.same_elements(other.base)
+
+
+def whole_rows(node: Node) -> bool:
+    """Whether rows are whole vectors: others are summed over ranks without norm and parts."""
+    return tensor(node).shape[-1] % _WHOLE == 0
 
 
 def in_parts(info: KernelInfo | None) -> bool:
@@ -70,7 +76,7 @@ class PartOps(Elementwise):
         if a["bias"] is not None:
             return False
         if self.reduced(node):
-            return not self.waiting
+            return not self.waiting and whole_rows(node)
         if a["epilogue"] == "residual":
             return node not in self.whole and not self.waiting and self.norm_first(node)
         return a["epilogue"] == "none" and self.step.kind == "decode" and self._only_row(node)
@@ -94,7 +100,7 @@ class PartOps(Elementwise):
         if a["x"] is not node or a["prologue"] != "rms_norm" or a["residual"] is node:
             return False
         if is_op(node, "all_reduce"):
-            return True
+            return whole_rows(node)
         _, info = self.asked_for(readers[0], parts=False)
         return info is None or bool(info.tile.get("separate_norm"))
 
