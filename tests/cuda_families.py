@@ -1,9 +1,11 @@
-"""Tiny configurations of dense families whose CUDA plans are executed in the interpreter.
+"""Tiny configurations of families whose CUDA plans are executed in the interpreter.
 
 Windows are shorter than the sequences of the tests, pages too; sizes are as odd as families allow.
 """
 
 from typing import Any
+
+from sitsc.models.presets import preset
 
 VOCABULARY = 112
 _SIZES: dict[str, Any] = {
@@ -86,4 +88,20 @@ CUDA_FAMILIES: dict[str, dict[str, Any]] = {
         "cohere", logit_scale=0.25, use_qk_norm=True, tie_word_embeddings=True, **_LAYER_NORM
     ),
     "glm4": _config("glm4", partial_rotary_factor=0.5, attention_bias=True),
+}
+
+_QWEN2 = {
+    k: v for k, v in preset("tiny-qwen3-moe").items() if k not in ("head_dim", "attention_bias")
+}
+CUDA_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": preset("tiny-mixtral"),
+    "qwen3_moe": preset("tiny-qwen3-moe"),
+    "gpt_oss": preset("tiny-gpt-oss"),
+    "qwen2_moe": _QWEN2
+    | {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 32,
+        "norm_topk_prob": False,
+    },
 }

@@ -34,11 +34,13 @@ def run_plan(
     plan: Plan, sources: dict[str, KernelSource], weights: dict[str, Tensor], steps: list[PlanStep]
 ) -> list[Tensor]:
     """Logits [rows, width] of each step, in order; only in an interpreting process."""
-    machine = _Machine(plan, sources, weights)
+    machine = Machine(plan, sources, weights)
     return [machine.step(step) for step in steps]
 
 
-class _Machine:
+class Machine:
+    """One GPU: its arena, pools and weights."""
+
     def __init__(
         self, plan: Plan, sources: dict[str, KernelSource], weights: dict[str, Tensor]
     ) -> None:
@@ -54,6 +56,13 @@ class _Machine:
 
     def step(self, step: PlanStep) -> Tensor:
         """One step of a regime, every launch in order."""
+        sizes = self.begin(step)
+        for launch, layer in self.launches(step.regime):
+            self.launch(launch, layer, sizes)
+        return self.logits(step)
+
+    def begin(self, step: PlanStep) -> dict[str, int]:
+        """Write the inputs of a step, and nothing where nothing is known; the sizes of the step."""
         regime = self.regimes[step.regime]
         self._poison()
         width = self.buffers["block_table"].shape[1]
@@ -65,28 +74,42 @@ class _Machine:
         if regime.kind == "prefill":
             sizes |= {"tokens": len(step.token_ids), "sequences": len(step.context_lens)}
             sizes["rows"] = len(step.logit_rows)
-        sizes["sequence_pages"] = width
-        groups = {group.name: group for group in regime.groups}
-        for group in regime.groups:
-            if group.name not in (PLACE_GROUP, "sample"):
-                for layer in group.layers or (None,):
-                    for launch in group.launches:
-                        self._launch(launch, layer, sizes)
-        logits = next(a for a in groups["sample"].launches[0].arguments if a.name == "logits_ptr")
+        return sizes | {"sequence_pages": width}
+
+    def launches(self, regime: str) -> list[tuple[Launch, int | None]]:
+        """What a regime launches in the model, each with its layer, in order."""
+        return [
+            (launch, layer)
+            for group in self.regimes[regime].groups
+            if group.name not in (PLACE_GROUP, "sample")
+            for layer in group.layers or (None,)
+            for launch in group.launches
+        ]
+
+    def logits(self, step: PlanStep) -> Tensor:
+        """What the step has left for sampling [rows, width]."""
+        regime = self.regimes[step.regime]
+        sample = next(group for group in regime.groups if group.name == "sample")
+        logits = next(a for a in sample.launches[0].arguments if a.name == "logits_ptr")
         count = len(step.logit_rows) if regime.kind == "prefill" else len(step.token_ids)
         return self._tensor(logits, (count, self.plan.tokens.logits_width)).clone()
 
+    def part(self, name: str) -> Tensor:
+        """The bytes of a buffer."""
+        buffer = self.buffers[name]
+        return self.arena[buffer.offset : buffer.offset + buffer.bytes]
+
     def _poison(self) -> None:
         """Not-a-number everywhere but in the step inputs and the counters, which are zero."""
-        kept = [b for b in self.plan.memory.arena if "/" not in b.name]
+        inside = tuple(f"{name}/" for name in self.regimes)
+        kept = [b for b in self.plan.memory.arena if not b.name.startswith(inside)]
         low = max(b.offset + b.bytes for b in kept)
         self.arena[low:] = 0xFF
         for buffer in kept:
-            if buffer.name == "partials":
-                self.arena[buffer.offset : buffer.offset + buffer.bytes] = 0xFF
+            if buffer.name in ("partials", "sums"):
+                self.part(buffer.name).fill_(0xFF)
         for buffer in self.counters:
-            part = self.arena[buffer.offset : buffer.offset + buffer.bytes]
-            assert not part.any(), f"{buffer.name} is not zero again"
+            assert not self.part(buffer.name).any(), f"{buffer.name} is not zero again"
 
     def _write(self, name: str, values: list[int]) -> None:
         buffer = self.buffers[name]
@@ -118,25 +141,30 @@ class _Machine:
         name = argument.buffer
         return self.weights[name if layer is None else name.replace("{layer}", str(layer))]
 
-    def _launch(self, launch: Launch, layer: int | None, sizes: dict[str, int]) -> None:
+    def launch(self, launch: Launch, layer: int | None, sizes: dict[str, int]) -> None:
+        """A kernel in the interpreter, or the library's product by torch."""
         if launch.kind == "library":
             self._library(launch, layer, sizes)
             return
-        source = self.sources[launch.kernel]
-        values: list[Any] = []
+        source, values = self.sources[launch.kernel], self.values(launch, layer, sizes)
+        grid = [sizes[size] if isinstance(size, str) else size for size in launch.grid]
+        kernel = getattr(import_text(source.text), source.name)
+        kernel[(*grid, 1, 1)[:3]](*values.values(), **source.constants)
+
+    def values(self, launch: Launch, layer: int | None, sizes: dict[str, int]) -> dict[str, Any]:
+        """The arguments of a kernel by name: numbers, and all memory from where one points."""
+        source, values = self.sources[launch.kernel], {}
         for (name, _), argument in zip(source.arguments, launch.arguments, strict=True):
             assert name == argument.name
             if argument.source == "size":
-                values.append(sizes[argument.buffer])
+                values[name] = sizes[argument.buffer]
             elif argument.source == "scalar":
                 assert argument.value is not None
                 whole = argument.dtype.startswith("i")
-                values.append(int(argument.value) if whole else argument.value)
+                values[name] = int(argument.value) if whole else argument.value
             else:
-                values.append(self._memory(argument, layer))
-        grid = [sizes[size] if isinstance(size, str) else size for size in launch.grid]
-        kernel = getattr(import_text(source.text), source.name)
-        kernel[(*grid, 1, 1)[:3]](*values, **source.constants)
+                values[name] = self._memory(argument, layer)
+        return values
 
     def _library(self, launch: Launch, layer: int | None, sizes: dict[str, int]) -> None:
         x, w, y = (

@@ -5,7 +5,6 @@ A ragged prefill of two sequences, then decode steps, one of them with idle rows
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from sitsc.core.hardware import load_target
 from sitsc.core.interpret import run_graph, step_inputs
 from sitsc.core.options import CompileOptions
 from sitsc.core.weights import materialise
-from sitsc.models.presets import preset
 from sitsc.models.random_checkpoint import write_random
 from sitsc.passes.cuda_planner import make_cuda_plan
 from sitsc.pipeline import inspect
+from tests.cuda_families import CUDA_EXPERTS
 from tests.cuda_plan_interpreter import PlanStep, run_plan
 
 IDS = [[(7 * i * i + 3 * i + k) % 250 for i in range(21)] for k in (1, 4)]
@@ -29,22 +28,6 @@ LENGTHS = (17, 6)
 OPTIONS = CompileOptions(
     target="a100", max_context=64, max_batch=4, prefill_chunk_tokens=32, kv_tokens=256
 )
-QWEN2 = {
-    key: value
-    for key, value in preset("tiny-qwen3-moe").items()
-    if key not in ("head_dim", "attention_bias")
-} | {
-    "architectures": ["Qwen2MoeForCausalLM"],
-    "model_type": "qwen2_moe",
-    "shared_expert_intermediate_size": 32,
-    "norm_topk_prob": False,
-}
-MODELS: dict[str, Any] = {
-    "mixtral": "tiny-mixtral",
-    "qwen3_moe": "tiny-qwen3-moe",
-    "gpt_oss": "tiny-gpt-oss",
-    "qwen2_moe": QWEN2,
-}
 
 
 def _steps(regimes: list[str]) -> list[PlanStep]:
@@ -70,9 +53,9 @@ def _steps(regimes: list[str]) -> list[PlanStep]:
     return steps
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CUDA_EXPERTS)
 def test_the_plan_computes_what_its_graph_does(name: str, tmp_path: Path):
-    checkpoint = inspect(write_random(MODELS[name], tmp_path / "model"), OPTIONS)
+    checkpoint = inspect(write_random(CUDA_EXPERTS[name], tmp_path / "model"), OPTIONS)
     dtypes = lowering.resolve_dtypes(checkpoint.config, OPTIONS)
     module = lowering.trace(checkpoint.config, dtypes.torch_dtype)
     numerics = lowering.run(module, dtypes, OPTIONS, None)
