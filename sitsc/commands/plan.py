@@ -1,11 +1,11 @@
-"""`sitsc plan`: `show`, a plan as text for people or as it is; `diff` is in plan_diff.py."""
+"""`sitsc plan`: `show`, a plan as text for people or as it is; the others have their own files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sitsc.commands import plan_diff
+from sitsc.commands import plan_diff, plan_explain
 from sitsc.commands.output import Json
 from sitsc.core.errors import PlanError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Plans: what an artifact will execute, predicted and explained.")
 app.command("diff")(plan_diff.diff)
+app.command("explain")(plan_explain.explain)
 
 
 @app.command("show")
