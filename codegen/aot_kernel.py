@@ -124,6 +124,7 @@ def _compile(source: KernelSource, sm: int) -> Any:
             "launch_cooperative_grid": source.cooperative,
             "enable_fp_fusion": True,
         }
+        options |= {"maxnreg": source.registers} if source.registers else {}
         return triton.compile(program, target=GPUTarget("cuda", sm, 32), options=options)
     except CompileError:
         raise

@@ -22,6 +22,7 @@ def make(
     pdl: bool,
     early: bool = True,
     num_stages: int = 1,
+    registers: int = 0,
     **parameters: object,
 ) -> KernelSource:
     """The instance of template cuda_<name> with these arguments and constants."""
@@ -36,4 +37,5 @@ def make(
         num_warps=num_warps,
         num_stages=num_stages,
         pdl=pdl,
+        registers=registers,
     )

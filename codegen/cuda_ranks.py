@@ -19,6 +19,9 @@ _WHOLE = 8  # elements, of which rows of sums are a multiple: vectors of either 
 _MOST_VECTORS = 256  # of a program
 _BYTES = {"fp32": 4, "bf16": 2}
 _UP = 1 << 30
+_FEW, _MANY = 1024, 4096  # vectors of all ranks in a block: up to there one or two to a thread
+_REGISTERS = 65536  # of a multiprocessor, on all that there is code for
+_MOST_REGISTERS = 255
 _WARP = 32  # threads; with fewer vectors two of them would read a slot
 _COMMON = {"peers_ptr": "*i64", "calls_ptr": "*i64"}
 
@@ -59,6 +62,8 @@ def all_reduce(
         raise CompileError("sums of bfloat16 travel as bfloat16", hint="payload bf16")
     vectors = columns // width
     block = max(_WARP, power_of_two(-(-vectors // blocks)))
+    each = 1 if ranks * block <= _FEW else 2 if ranks * block <= _MANY else 4
+    num_warps = num_warps or min(32, max(1, block // (each * _WARP)))
     names = {"x_ptr": f"*{x_dtype}"} if residual else {}
     names |= {"parts_ptr": f"*{parts_dtype}", "sum_ptr": f"*{x_dtype}"}
     names |= {"norm_ptr": "*bf16"} if norm and weight else {}
@@ -68,9 +73,10 @@ def all_reduce(
         "all_reduce",
         tuple((names | {"slots_ptr": "*i32"} | _COMMON | {"num_rows": "i32"}).items()),
         {"H": columns, "BLOCK": block, "BLOCKS": blocks},
-        num_warps or min(32, block // _WARP),
+        num_warps,
         pdl,
         early,
+        registers=min(_MOST_REGISTERS, _REGISTERS // (_WARP * num_warps)),
         ranks=ranks,
         payload=payload,
         parts=parts,

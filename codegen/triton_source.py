@@ -29,6 +29,8 @@ class KernelSource:
     `arguments` are the run-time arguments in order, (name, type) with types like "*bf16", "*i32",
     "i32", "fp32"; `constants` the compile-time ones; `aligned` names the arguments (pointers and
     sizes) divisible by 16. `pdl` launches it while the kernel before it on the stream still runs.
+    `registers` is how many a thread may have; 0 leaves that to the assembler, which spills a few
+    rather than have less threads at once.
     """
 
     name: str
@@ -41,10 +43,13 @@ class KernelSource:
     num_stages: int
     pdl: bool
     cooperative: bool = False
+    registers: int = 0
 
     def key(self) -> str:
         """SHA-256 (hex) over every field: one key, one kernel per architecture and compiler."""
-        text = json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        fields = {name: value for name, value in asdict(self).items() if name != "registers"}
+        fields |= {"registers": self.registers} if self.registers else {}
+        text = json.dumps(fields, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __hash__(self) -> int:

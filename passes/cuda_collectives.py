@@ -25,6 +25,7 @@ _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 _WIDE_ROWS = 16  # up to so many rows sums travel as float32: what counts there is latency
 _NARROW = 64  # so do rows of fewer elements, which are squares of a norm
 _VECTOR_BYTES = 16
+_WIDEST = 8192  # vectors of a row of all ranks that the threads of one program have registers for
 _OF_ALL = {"peers_ptr": ("peers", "int64"), "calls_ptr": ("calls", "int64")}
 _IDS_BYTES = 16  # of a sampled id on its way
 CALLS = 32  # numbers that programs count calls with, see codegen/templates/cuda_ranks.py.j2
@@ -127,6 +128,12 @@ class RankOps(PartOps):
         kind = _SHORT[sums.parts.dtype]
         wide = kind == "fp32" and (rows <= _WIDE_ROWS or out.shape[-1] < _NARROW)
         payload = "fp32" if wide else "bf16"
+        vectors = self.ranks * out.shape[-1] * (4 if wide else 2) // _VECTOR_BYTES
+        if vectors > _WIDEST and shape.get("blocks", 1) == 1:
+            if shape.get("norm", True):
+                self._norm_after(node, out, sums, bound, shape)
+                return
+            shape = shape | {"blocks": 1 << (-(-vectors // _WIDEST) - 1).bit_length()}
         self._need_slots(rows, out.shape[-1] * (4 if wide else 2))
         shape = shape | {
             "ranks": self.ranks,
@@ -142,6 +149,16 @@ class RankOps(PartOps):
         info = self.provider.make("all_reduce", **shape)
         bound = bound | {"x_ptr": sums.base, "parts_ptr": sums.parts, "sum_ptr": out}
         self._call(node, info, bound | {"num_rows": count})
+
+    def _norm_after(
+        self, node: Node, out: Ref, sums: Sums, bound: dict[str, Any], shape: dict[str, Any]
+    ) -> None:
+        """A sum over ranks, and the norm as a kernel of its own."""
+        self.sum_of_ranks(node, out, sums, {}, {"columns": shape["columns"], "norm": False})
+        known = {k: shape[k] for k in ("columns", "eps", "offset", "x_dtype") if k in shape}
+        weight = bound.get("norm_ptr") is not None
+        info = self.provider.make("rms_norm", **known, weight=weight, count=self.count(node))
+        self.kernel(info, bound | {"x_ptr": out}, node, counted=False)
 
     def all_gather(self, node: Node) -> None:
         """x of every rank, side by side. Raises UnsupportedModelError for other than rows."""

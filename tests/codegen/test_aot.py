@@ -156,6 +156,7 @@ def test_the_key_covers_every_field():
         "num_stages": 2,
         "pdl": True,
         "cooperative": True,
+        "registers": 64,
     }
     assert set(changes) == {field.name for field in dataclasses.fields(source)}
     keys = {dataclasses.replace(source, **{name: value}).key() for name, value in changes.items()}

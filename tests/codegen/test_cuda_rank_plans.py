@@ -77,6 +77,16 @@ def test_ranks_give_what_transformers_does(
     check(interpreter, config, graph, partition, CUDA_WIDE if wide else CUDA, buckets)
 
 
+def test_rows_too_wide_for_one_program(
+    traced: Any, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+):
+    """Several programs share their sum, and the norm follows."""
+    monkeypatch.setattr("sitsc.passes.cuda_collectives._WIDEST", 8)
+    config = CUDA_FAMILIES["qwen2"]
+    graph = traced(config, "bfloat16").graph
+    check(interpreter, config, graph, TP, CUDA_WIDE, ("decode_4",))
+
+
 def test_a_padded_vocabulary(traced: Any, interpreter: Interpreter):
     """Rows of gathered logits are longer than those that are sampled."""
     config = CUDA_FAMILIES["qwen2"] | {"vocab_size": 115}
