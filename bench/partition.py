@@ -12,7 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from bench.calibrate import FITS, MODELS, RESULTS, record, step_sizes
+from bench.calibrate import MODELS, RESULTS, record, step_sizes
+from sitsc.core.actual import read_actual
+from sitsc.core.calibration import load_calibration
 from sitsc.core.hardware import load_target
 from sitsc.core.parallel import Partition
 from sitsc.core.records import to_value
@@ -40,18 +42,19 @@ class Point:
 def score(target: str, models: dict[str, ModelRecord], folder: Path = RESULTS) -> dict[str, Any]:
     """The value of the file: all points, median and worst error of those that were not fitted."""
     data, found = load_target(target), []
-    used = {(model, point) for model, point, *_ in FITS.values()}
+    own = load_calibration(target)
+    used = {(r.model, r.point) for r in own.residuals if r.fitted} if own is not None else set()
     for model, made in models.items():
         for suffix, partition in PARTITIONS.items():
             path = folder / f"{target}_{model}{suffix}.json"
             if not path.is_file():
                 continue
-            report = json.loads(path.read_text())
             where = topology(partition.num_ranks, 1, "nvlink", "infiniband")
             replica = Search(made, machine(data, where)).replica(partition)
-            for key, ms in report["sitsc"][model].items():
-                if (sizes := step_sizes(key, report["detail"])) is None:
+            for point in read_actual(path).points:
+                if (sizes := step_sizes(point)) is None:
                     continue
+                key, ms = point.key, point.value
                 decode = sizes.tokens == sizes.sequences
                 us = (
                     replica.decode(sizes.tokens, sizes.context)

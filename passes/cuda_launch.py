@@ -5,6 +5,7 @@ costs, and every buffer with its lifetime in launches. Decides nothing about ker
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.plan import ArenaBuffer, Argument, Launch, LaunchGroup, Target
 from sitsc.core.printer import symbol_names
 from sitsc.core.weights import DTYPES, dtype_name
-from sitsc.passes.cost import Cost, Sizes, cost_of, predict_us
+from sitsc.passes.cost import Sizes, cost_of
 from sitsc.passes.cuda_refs import Ref, packed
 from sitsc.passes.cuda_values import Values
 from sitsc.passes.fxutil import tensor, weight_of
+from sitsc.passes.launch_time import Work
 from sitsc.passes.schedule import StepSizes
 
 Node = Any
@@ -26,18 +28,34 @@ ALIGNMENT = 16
 # Buffers of the whole step: sums of programs for the last of them, its counters, sums for readers.
 # The slots of several ranks are sets for two calls, one slot in each for every other rank.
 SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32", "slots": "int32"}
+_SENT = {"all_reduce": "sum_ptr", "all_gather": "y_ptr"}  # what ranks have in common
+_SENT_BYTES = 2  # of an element on its way
 _ROUNDED = ("tokens", "rows")
 _ROWS = 8  # rows of a buffer come in multiples of this, so that what follows them is aligned
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """What a bucket launches and the buffers it needs, by name and bytes with their lifetimes."""
+    """What a bucket launches and the buffers it needs, by name and bytes with their lifetimes.
+
+    `works` says of every launch, in order, what it is for; from it `launch_time` takes the times.
+    """
 
     groups: list[LaunchGroup] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
     buffers: list[ArenaBuffer] = field(default_factory=list)
     keys: dict[str, KernelInfo] = field(default_factory=dict)
     logits: Argument | None = None
+
+
+def _moved(places: Iterable[Any]) -> int:
+    """Bytes of the places in the arena among the arguments of a launch, each once."""
+    sizes: dict[str, int] = {}
+    for ref in places:
+        if isinstance(ref, Ref) and ref.source == "arena" and ref.dtype in DTYPES:
+            nbytes = math.prod(ref.shape) * DTYPES[ref.dtype].itemsize
+            sizes[ref.buffer] = max(nbytes, sizes.get(ref.buffer, 0))
+    return sum(sizes.values())
 
 
 class LaunchBuilder:
@@ -60,6 +78,7 @@ class LaunchBuilder:
         rounded = {name: -(-given[name] // _ROWS) * _ROWS for name in _ROUNDED}
         self.sizes = Sizes(self.symbols, given)
         self.layout = Sizes(self.symbols, given | rounded)
+        self.priced = Sizes(self.symbols, step.priced().values(page_tokens))
         self.values = Values(graph, step.kind == "decode")
         self.reset()
 
@@ -173,7 +192,10 @@ class LaunchBuilder:
             }
         args = [self._bind(info, name, kind, bound.get(name)) for name, kind in info.arguments]
         self.out.keys[info.key] = info
-        cost = cost_of(node, self.sizes) if counted else Cost(0, 0, "bfloat16")
+        cost = cost_of(node, self.priced) if counted else None
+        sent = bound.get(_SENT.get(info.template, ""))
+        nbytes = math.prod(sent.shape) * _SENT_BYTES if isinstance(sent, Ref) else 0
+        self.out.works.append(Work(node, cost, _moved(bound.values()), nbytes))
         self.launches.append(
             Launch(
                 kind="kernel",
@@ -185,9 +207,9 @@ class LaunchBuilder:
                 outputs=(),
                 stream=0,
                 dependent=info.dependent,
-                bytes=cost.bytes,
-                flops=cost.flops,
-                predicted_us=predict_us(cost, self.target),
+                bytes=cost.bytes if cost else 0,
+                flops=cost.flops if cost else 0,
+                predicted_us=0.0,
             )
         )
 
@@ -216,7 +238,8 @@ class LaunchBuilder:
             self.argument("w", w, (columns, rows) if kernel == "mm_kn" else (rows, columns)),
             self.argument("y", y, (count, rows)),
         )
-        cost = cost_of(node, self.sizes)
+        cost = cost_of(node, self.priced)
+        self.out.works.append(Work(node, cost, _moved((x, y))))
         self.launches.append(
             Launch(
                 kind="library",
@@ -230,7 +253,7 @@ class LaunchBuilder:
                 dependent=False,
                 bytes=cost.bytes,
                 flops=cost.flops,
-                predicted_us=predict_us(cost, self.target),
+                predicted_us=0.0,
             )
         )
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from sitsc.core.calibration import calibration_for
 from sitsc.core.errors import MemoryPlanError, OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.kernels import KernelInfo, KernelProvider
@@ -18,7 +19,6 @@ from sitsc.core.plan import (
     ArenaBuffer,
     Argument,
     LaunchGroup,
-    LayerClass,
     Memory,
     Model,
     Numerics,
@@ -30,18 +30,22 @@ from sitsc.core.plan import (
     Tier,
 )
 from sitsc.core.printer import symbol_names
+from sitsc.passes.collectives import topology
 from sitsc.passes.cost import Sizes
 from sitsc.passes.cuda_collectives import crossing_buffers
 from sitsc.passes.cuda_launch import SCRATCH
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
 from sitsc.passes.cuda_step import StepLaunches, step_buffers
+from sitsc.passes.launch_time import Clock, step_us, timed, with_shares
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import Arena, aligned, plan_arena
+from sitsc.passes.op_time import device_of
 from sitsc.passes.planner import ModelFacts, predictions, weights_of
 from sitsc.passes.schedule import StepSizes, kernel_rows, kv_groups
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 PREFILL_BUCKETS = (128, 512, 2048, 8192)
+_LINK = "nvlink"  # among GPUs of one host
 CUDA_LAYOUT = "layer, page, k: [head, token, dim], v: [head, token, dim]"
 # What a graph takes of the device: an H200 gave 64 MiB to all twelve, for 16 layers as for 32.
 _GRAPH_BYTES = 6 << 20
@@ -70,7 +74,11 @@ def make_cuda_plan(
     """The plan of one GPU and the kernel instances that it launches. Raises MemoryPlanError."""
     context = facts.tokens.max_context
     steps = cuda_buckets(options, context)
-    classes, target = layer_classes(graph), data.target
+    classes, calibration = layer_classes(graph), calibration_for(data)
+    ceilings = with_shares(data.target.ceilings, calibration)
+    target = replace(data.target, ceilings=ceilings)
+    where = topology(options.tp, 1, _LINK, "") if options.tp > 1 else None
+    clock = Clock(device_of(data, calibration), options.tp, where)
     made: list[Scheduled] = []
     for step in steps:
         scheduler = CudaScheduler(
@@ -88,17 +96,22 @@ def make_cuda_plan(
     most = min(options.prefill_chunk_tokens, context) + options.max_batch
     inputs = step_buffers(options, context, facts.tokens)
     inputs += crossing_buffers(graph, -(-most // 8) * 8)
-    extra = StepLaunches(facts.tokens, provider, keys, options)
+    extra = StepLaunches(facts.tokens, provider, keys, options, clock)
     arena, places = _arena(inputs, steps, made)
     found = []
     for step, one, offsets in zip(steps, made, places, strict=True):
+        prices = Sizes(symbol_names(graph), step.priced().values(options.page_size))
+        launched, times = timed(one.groups, one.works, prices, clock)
         groups = [
             _placed(extra.place(one, step), offsets),
-            *[_placed(group, offsets) for group in one.groups],
+            *[_placed(group, offsets) for group in launched],
         ]
         if one.logits is not None:
             groups.append(_placed(extra.sample(one, step), offsets))
-        found.append(_regime(graph, step, groups, classes, data, options))
+        rows = kernel_rows(graph, prices, classes, target, times)
+        time = step_us(groups, step.kind, clock.device)
+        name, values = f"{step.kind}_{step.tokens}", step.values(options.page_size)
+        found.append(Regime(name, step.kind, values, tuple(groups), rows, time))
     plan = Plan(
         schema=SCHEMA,
         model=Model(
@@ -116,23 +129,8 @@ def make_cuda_plan(
         numerics=numerics,
         predictions={},
     )
-    return replace(plan, predictions=predictions(plan.regimes, plan.memory, data)), keys
-
-
-def _regime(
-    graph: fx.Graph,
-    step: StepSizes,
-    groups: list[LaunchGroup],
-    classes: tuple[LayerClass, ...],
-    data: TargetData,
-    options: CompileOptions,
-) -> Regime:
-    values = step.values(options.page_size)
-    rows = kernel_rows(graph, Sizes(symbol_names(graph), values), classes, data.target)
-    time = sum(
-        g.predicted_us * max(1, len(group.layers)) for group in groups for g in group.launches
-    )
-    return Regime(f"{step.kind}_{step.tokens}", step.kind, values, tuple(groups), rows, time)
+    limits = replace(data, target=target)
+    return replace(plan, predictions=predictions(plan.regimes, plan.memory, limits)), keys
 
 
 # --- arena ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sitsc.core.serving.sampling_rows import bitmap_words
 from sitsc.core.weights import DTYPES
 from sitsc.passes.cuda_collectives import rank_buffers
 from sitsc.passes.cuda_schedule import Scheduled
+from sitsc.passes.launch_time import Clock
 from sitsc.passes.schedule import StepSizes
 
 _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
@@ -81,7 +82,9 @@ class StepLaunches:
         provider: KernelProvider,
         keys: dict[str, KernelInfo],
         options: CompileOptions,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._tokens, self._provider, self._keys = tokens, provider, keys
         self._ranks, self._goes_on = options.tp, options.pp == 1
 
@@ -106,7 +109,8 @@ class StepLaunches:
     def _launch(self, template: str, one: Scheduled, step: StepSizes) -> Launch:
         info = self._provider.make(template, **self._shape(template, step))
         self._keys[info.key] = info
-        first = template == "sample_scan"
+        logits = 4 * self._tokens.vocab_size * step.priced().sequences
+        nbytes = logits if template == _SAMPLERS[0] else 0
         return Launch(
             kind="kernel",
             kernel=info.key,
@@ -117,9 +121,9 @@ class StepLaunches:
             outputs=(),
             stream=0,
             dependent=info.dependent,
-            bytes=4 * self._tokens.vocab_size * step.sequences if first else 0,
+            bytes=nbytes,
             flops=0,
-            predicted_us=0.0 if template == "place" else 2.0 if first else 1.0,
+            predicted_us=self._clock.moving_us(nbytes),
         )
 
     def _shape(self, template: str, step: StepSizes) -> dict[str, Any]:

@@ -82,10 +82,12 @@ def device_of(data: TargetData, calibration: Calibration | None) -> Device:
     def value(name: str, usual: float) -> float:
         return usual if calibration is None else calibration.value(name)
 
+    gap = ceilings["launch_seconds"].value
+
     return Device(
         read=ceilings["read_bytes_per_s"].value,
         flops=flops,
-        kernel_us=1e6 * value("kernel_seconds", ceilings["launch_seconds"].value),
+        kernel_us=1e6 * (gap + value("kernel_seconds", 0.0)),
         read_share=value("read_share", 1.0),
         fill_power=value("fill_power", 0.0),
         matmul_share=value("matmul_share", 1.0),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from sitsc.core.calibration import Calibration, load_calibration
+from sitsc.core.calibration import Calibration, calibration_for, measured_error
 from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
@@ -118,10 +118,7 @@ class Machine:
 
 def machine(data: TargetData, where: Topology, *, overlap: bool = False) -> Machine:
     """A target with its calibration; GPUs without one get the shares of the reference."""
-    name = data.target.name
-    found = load_calibration(name)
-    if found is None and data.cuda is not None:
-        found = load_calibration("h200")
+    found = calibration_for(data)
     return Machine(data, found, device_of(data, found), where, overlap)
 
 
@@ -237,7 +234,7 @@ class Search:
             ttft_ms=prefill.us / 1e3,
             tpot_ms=decode.us / 1e3,
             ttft_error=self._error(prefill, "ttft"),
-            tpot_error=self._error(decode, "bs"),
+            tpot_error=self._error(decode, "tpot"),
             comm_share=decode.comm_us / decode.us,
             bubble=decode.bubble,
             kv_tokens=budget.kv_tokens * partition.dp,
@@ -250,13 +247,7 @@ class Search:
 
     def _error(self, span: Span, kind: str) -> float:
         """Residuals of computing and of links, by their shares of the time."""
-        own = self.machine.calibration
-        compute = self.machine.data.prediction_error
-        if own is not None and own.target == self.machine.data.target.name:
-            compute = max(
-                (abs(r.error) for r in own.residuals if not r.fitted and r.point.startswith(kind)),
-                default=compute,
-            )
+        compute = measured_error(self.machine.data, kind)
         links = self.machine.where.inside.error
         if self.machine.where.between is not None:
             links = max(links, self.machine.where.between.error)

@@ -1,17 +1,19 @@
 """Seconds of the batches that a scheduler forms, by what an artifact's plan predicts.
 
 In: the regimes of each stage of a plan. Out: the cost of a step. Sizes between two regimes lie on
-the line between them; attention follows the context, which regimes fix.
+the line between them; attention follows the context, which regimes fix, but for what its launches
+cost at any context.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sitsc.core.plan import Regime
+from sitsc.core.plan import Plan, Regime
 from sitsc.core.serving.simulator import BatchSizes, StepCost
 
 _ATTENTION = "sitsc.paged_attention"
+_TEMPLATES = ("attention", "kv_write")
 _US = 1e-6
 Send = Callable[[int], float]  # tokens → seconds to the next stage
 
@@ -26,16 +28,23 @@ class _Point:
 
 
 class PlanTime:
-    """`PlanTime(stages, send)(sizes)`: a `StepCost`; `stages` are the regimes of each stage.
+    """`PlanTime(stages, send, launch)(sizes)`: a `StepCost`; `launch` is a launch's fixed seconds.
+
+    `stages` are the regimes of each stage.
 
     A unit of attention is a token of context for a decoding sequence, and a pair of tokens for a
     prompt. Sums over ranks are part of the regimes and not told apart.
     """
 
-    def __init__(self, stages: Sequence[Sequence[Regime]], send: Send = lambda tokens: 0.0) -> None:
-        self.send = send
-        self.decode = [_points(stage, "decode", _decode_work) for stage in stages]
-        self.prefill = [_points(stage, "prefill", _prompt_work) for stage in stages]
+    def __init__(
+        self,
+        stages: Sequence[Sequence[Regime]],
+        send: Send = lambda tokens: 0.0,
+        launch: float = 0.0,
+    ) -> None:
+        self.send, us = send, launch / _US
+        self.decode = [_points(stage, "decode", _decode_work, us) for stage in stages]
+        self.prefill = [_points(stage, "prefill", _prompt_work, us) for stage in stages]
 
     def __call__(self, sizes: BatchSizes) -> StepCost:
         """The cost of a step."""
@@ -62,8 +71,24 @@ def _prompt_work(regime: Regime) -> float:
     return tokens * (regime.sizes["context"] + (tokens + 1) / 2)
 
 
+def launch_seconds(plan: Plan) -> float:
+    """What a launch costs at any size, by the ceilings that a plan was predicted with."""
+    names = ("launch_seconds", "kernel_seconds")
+    return sum(plan.target.ceilings[name].value for name in names if name in plan.target.ceilings)
+
+
+def _launches(regime: Regime) -> int:
+    """Launches of attention that a plan shows; packages hide theirs."""
+    return sum(
+        max(1, len(group.layers))
+        for group in regime.groups
+        for launch in group.launches
+        if launch.template.startswith(_TEMPLATES)
+    )
+
+
 def _points(
-    regimes: Sequence[Regime], kind: str, work: Callable[[Regime], float]
+    regimes: Sequence[Regime], kind: str, work: Callable[[Regime], float], launch_us: float
 ) -> tuple[_Point, ...]:
     """The regimes of a kind by their tokens."""
     found = []
@@ -72,7 +97,9 @@ def _points(
             rows = [k for k in regime.kernels if k.op == _ATTENTION]
             attention = sum(k.predicted_us for k in rows)
             all_rows = sum(k.predicted_us for k in regime.kernels) or 1.0
-            attention *= regime.predicted_us / all_rows  # rows and launches may differ a little
+            if all_rows > regime.predicted_us or not _launches(regime):
+                attention *= regime.predicted_us / all_rows  # where rows are not what is launched
+            attention -= min(attention, launch_us * _launches(regime))
             rest = regime.predicted_us - attention
             found.append(_Point(regime.sizes["tokens"], rest, attention / work(regime)))
     return tuple(sorted(found, key=lambda p: p.tokens))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from sitsc.core.calibration import measured_error
 from sitsc.core.errors import MemoryPlanError, OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
@@ -190,14 +191,20 @@ def _check_fits(memory: Memory, target: Target) -> None:
 def predictions(
     found: tuple[Regime, ...], memory: Memory, data: TargetData
 ) -> dict[str, Prediction]:
-    """Times of every regime and of a start, with the error bar of the target."""
-    error = data.prediction_error
-    rate = data.target.ceilings["weights_load_bytes_per_s"].value
+    """Times of every regime and of a start.
+
+    Error bars are the last measured residuals of the target, the worst of decode and of prompts:
+    a bar has to hold what was seen. Where nobody measured it, and for a start, which depends on the
+    host more than on the target, they are what the target's file says.
+    """
     ceilings = data.target.ceilings
+    rate = ceilings["weights_load_bytes_per_s"].value
     fixed = ceilings["start_seconds"].value if "start_seconds" in ceilings else 0.0
-    values = {"cold_start": Prediction(fixed + memory.weights_bytes / rate, "s", error)}
+    seconds = fixed + memory.weights_bytes / rate
+    values = {"cold_start": Prediction(seconds, "s", data.prediction_error)}
+    errors = {name: measured_error(data, name) for name in ("tpot", "ttft")}
     for regime in found:
         name = "tpot" if regime.kind == "decode" else "ttft"
         key = f"{name}_{regime.name}"
-        values[key] = Prediction(regime.predicted_us / 1e3, "ms", error)
+        values[key] = Prediction(regime.predicted_us / 1e3, "ms", errors[name])
     return values

@@ -4,7 +4,8 @@ In: the final graph and the sizes that were chosen. Out: one regime a bucket. On
 regime launches the same package, whose sizes are free: nothing is ever padded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -39,6 +40,10 @@ class StepSizes:
     tokens: int
     sequences: int
     context: int
+
+    def priced(self) -> "StepSizes":
+        """The step whose time is predicted: of a bucket for prompts, one prompt alone."""
+        return self if self.kind == "decode" else replace(self, sequences=1)
 
     def values(self, page_tokens: int) -> dict[str, int]:
         """All sizes of the step by the names that shapes use."""
@@ -114,18 +119,25 @@ def step_arguments(graph: fx.Graph) -> tuple[Argument, ...]:
 
 
 def kernel_rows(
-    graph: fx.Graph, sizes: Sizes, classes: tuple[LayerClass, ...], target: Target
+    graph: fx.Graph,
+    sizes: Sizes,
+    classes: tuple[LayerClass, ...],
+    target: Target,
+    times: Mapping[fx.Node, float] | None = None,
 ) -> tuple[KernelRow, ...]:
-    """One row a kernel class: the same operator of the same module in the layers of one class."""
+    """One row a kernel class: the same operator of the same module in the layers of one class.
+
+    `times` are µs of what is launched for a node; what has none is computed inside of others.
+    """
     class_of = {layer: c.name for c in classes for layer in c.layers}
     rows: dict[tuple[str, str, str, str], KernelRow] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
         cost = cost_of(node, sizes)
-        time = predict_us(cost, target)
-        if not time:
+        if not cost.bytes and not cost.flops and not (times and node in times):
             continue
+        time = predict_us(cost, target) if times is None else times.get(node, 0.0)
         layer = layer_of(node)
         ours = is_op(node, *KERNELS) or target.isa.startswith("sm_")
         kind = None if ours else unmatched_kind(node)

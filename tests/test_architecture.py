@@ -18,6 +18,8 @@ PIPELINE += (
     "build_info.py",
     "partition_pipeline.py",
     "simulate_pipeline.py",
+    "calibration_pipeline.py",
+    "actual_pipeline.py",
     "rank_lowering.py",
 )
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}

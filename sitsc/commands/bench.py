@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sitsc.commands import bench_cuda
+from sitsc.commands.bench_cpu import cpu_actual
 from sitsc.commands.bench_cuda import GpuOptions
 from sitsc.commands.generation import load_session
 from sitsc.commands.output import MemoryLimit, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
+from sitsc.core.actual import Actual, actual_of_report, actual_place, write_actual
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import ExecutionError, OptionError
 
@@ -106,6 +108,12 @@ def bench(
     nproc: Annotated[
         int, typer.Option(help="start so many ranks here, for an artifact of several; 0: be one")
     ] = 0,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="GPU: also the time of each kernel class of a step")
+    ] = False,
+    actual: Annotated[
+        Path | None, typer.Option(help="where to keep what was measured; default ART.actual.json")
+    ] = None,
     port: Annotated[int, typer.Option(help="where the ranks of --nproc meet; 0: a free port")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -133,7 +141,10 @@ def bench(
         nvtx=nvtx,
         peers=peers,
         model=model,
+        kernels=kernels,
     )
+    if actual is not None and len(artifacts) > 1:
+        raise OptionError("--actual is for one artifact", hint="one call an artifact")
     from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (torch: seconds)
 
     opened = [open_artifact(root) for root in artifacts]
@@ -143,14 +154,20 @@ def bench(
                 "an artifact for a GPU is measured alone, without --text",
                 hint="one call an artifact",
             )
-        _bench_gpu(opened[0], gpu, out, as_json)
+        _bench_gpu(opened[0], gpu, out, actual, as_json)
         return
     if gpu.only_gpu:
         raise OptionError(f"{gpu.only_gpu} is for artifacts of GPUs", hint="leave it out")
-    _bench_cpu(artifacts, batch, context, prompt, steps or 128, text, out, as_json)
+    _bench_cpu(artifacts, batch, context, prompt, steps or 128, text, out, actual, as_json)
 
 
-def _bench_gpu(artifact: "Artifact", options: GpuOptions, out: Path | None, as_json: bool) -> None:
+def _bench_gpu(
+    artifact: "Artifact",
+    options: GpuOptions,
+    out: Path | None,
+    actual: Path | None,
+    as_json: bool,
+) -> None:
     report = bench_cuda.measure_gpu(artifact, options, environment())
     if out is not None:
         bench_cuda.write(report, out)
@@ -158,6 +175,8 @@ def _bench_gpu(artifact: "Artifact", options: GpuOptions, out: Path | None, as_j
         print(json.dumps(report))
     else:
         bench_cuda.show(report)
+    measured = actual_of_report(report, artifact.plan.runs())
+    write_actual(measured, actual or actual_place(artifact.root))
 
 
 def _bench_cpu(
@@ -168,6 +187,7 @@ def _bench_cpu(
     steps: int,
     text: Path | None,
     out: Path | None,
+    actual: Path | None,
     as_json: bool,
 ) -> None:
     from sitsc.runtime.measure import measure_read_bandwidth  # noqa: PLC0415  (torch: seconds)
@@ -178,10 +198,12 @@ def _bench_cpu(
     bandwidth = measure_read_bandwidth()
     report = environment() | {"ceilings": {"read_bytes_per_s": bandwidth}}
     results: dict[str, Any] = {}
+    places: list[tuple[Actual, Path]] = []
     for index, root in enumerate(artifacts):
         busy(f"measuring {root.name}", index, len(artifacts))
         result = _one(root, batch or [1], context or [128], prompt or [512], steps, text, bandwidth)
         name = result.pop("name")
+        places.append((cpu_actual(result, root.name, steps, report), actual or actual_place(root)))
         results[name if name not in results else f"{name} {result['plan'][:8]}"] = result
         if not as_json:
             print(_line(result))
@@ -192,6 +214,8 @@ def _bench_cpu(
             out.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n")
     if as_json:
         print(json.dumps(report | {"results": results}))
+    for measured, place in places:
+        write_actual(measured, place)
 
 
 def busy(what: str, done: int, whole: int) -> None:
@@ -237,6 +261,9 @@ def _one(
     result = {
         "name": f"{plan.numerics.dtype}{'-int8' if plan.numerics.weights == 'int8' else ''}",
         "plan": plan.sha256(),
+        "runs": plan.runs(),
+        "planned_bytes": plan.memory.total_bytes,
+        "target": plan.target.name,
         "isa": session.executor.library.isa,
         "decode": [asdict(d) for d in decode],
         "launch_ms": measure_kernel_step(session, contexts[0], steps),

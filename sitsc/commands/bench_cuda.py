@@ -44,6 +44,7 @@ class GpuOptions:
     nvtx: bool = False
     peers: Path | None = None
     model: str = ""
+    kernels: bool = False
 
     def check(self) -> None:
         """Raises OptionError for sizes that nothing can have."""
@@ -63,6 +64,7 @@ class GpuOptions:
             "--nvtx": self.nvtx,
             "--peers": self.peers,
             "--model": self.model,
+            "--kernels": self.kernels,
         }
         return next((name for name, value in given.items() if value), "")
 
@@ -133,6 +135,7 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
     figures = peer_figures(peers, model)
     gc.collect()
     rows, skipped = measure_rows(session, options, ceilings, detail)
+    kernels = measure_kernel_rows(session, rows, detail) if options.kernels else {}
     session.close()
     rows.append(Row("load_s" if several else "start_s", start["first_token_s"]))
     peer = next(iter(figures.values()), {})
@@ -144,7 +147,8 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
     }
     facts = facts | device_facts() | {"ceilings": ceilings, "plan": artifact.plan.sha256()}
     facts |= {"target": artifact.plan.target.name, "built_with": _built_with(artifact)}
-    return report_value(model, facts, rows, skipped, figures, detail)
+    report = report_value(model, facts, rows, skipped, figures, detail)
+    return report | ({"kernels_us": kernels} if kernels else {})
 
 
 def _built_with(artifact: "Artifact") -> dict[str, str]:
@@ -206,6 +210,25 @@ def _with_steps(session: Any, rows: list[Row], detail: dict[str, Any]) -> list[R
             if middle > 0:
                 step = measure_step(session.executor, plan, d["batch"], middle)
         found.append(Row(row.key, row.value, row.limit, step))
+    return found
+
+
+def measure_kernel_rows(
+    session: Any, rows: list[Row], detail: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    """µs of each kernel class in a step of every decode row; {} where no graph is replayed."""
+    from sitsc.runtime.kernel_times import measure_kernels  # noqa: PLC0415
+
+    if not hasattr(session.executor, "replay") or session.ranks is not None:
+        return {}
+    plan, found = session.artifact.plan, {}
+    for row in rows:
+        d = detail.get(row.key, {})
+        if "tpot_ms" in d:
+            room = plan.memory.kv_pages // d["batch"] * plan.kv[0].page_tokens
+            context = min(round(d["mean_context"]), room - 64, plan.tokens.max_context - 64)
+            if context > 0:
+                found[row.key] = measure_kernels(session.executor, plan, d["batch"], context)
     return found
 
 

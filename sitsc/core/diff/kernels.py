@@ -20,6 +20,7 @@ from sitsc.core.diff.view import (
 )
 from sitsc.core.plan import Launch, Plan
 
+_ARGUMENTS = "arguments"
 _PACKAGE = "package"  # every bucket launches the same ones; rows tell what is in them
 _BESIDE = ("norm_ptr", "bias_ptr", "bias", "residual_ptr")  # weights that a kernel takes as well
 
@@ -176,6 +177,8 @@ def _differences(name: str, a: Launch, b: Launch) -> Iterator[tuple[str, str, st
         before, after = (" ".join(f"{k} {x.tile.get(k, '-')}" for k in keys) for x in (a, b))
         yield "tile", full, before, after
     for what, before, after in _signature(a, b):
+        if told and what == _ARGUMENTS and a.tile != b.tile:
+            continue  # the other tile takes them
         told = True
         yield what, name, before, after
     if told:
@@ -217,7 +220,7 @@ def _signature(a: Launch, b: Launch) -> Iterator[tuple[str, str, str]]:
             listed(sorted(set(x) - set(y)), 9) or "none"
             for x, y in ((mine, theirs), (theirs, mine))
         )
-        yield "arguments", before, after
+        yield _ARGUMENTS, before, after
     if a.stream != b.stream:
         yield "stream", str(a.stream), str(b.stream)
     if a.dependent != b.dependent:
