@@ -22,15 +22,15 @@ from tests.cuda_rank_plans import apply, plan_ranks, weights_of_ranks
 
 PROMPTS = (7, 1, 3)
 TP, PP, BOTH = Partition(tp=2), Partition(pp=2), Partition(tp=2, pp=2)
+EP = Partition(tp=2, ep=2)
 DECODE = {"mistral_window": ("decode_4", "decode_2", "decode_1")}  # the others: of 4 alone
-# Beside one plan of TP 2 for every family: stages, with an odd row, experts of form; and bfloat16.
+# Beside TP 2 for every family: an odd row between stages, both, and a stream of bfloat16.
 FAST = {
-    ("llama", PP, True),
     ("llama_odd_biased", PP, False),
     ("gpt2", BOTH, True),
-    ("gemma2", BOTH, False),
     ("qwen2", TP, False),
 }
+FAST_EXPERTS = {("qwen2_moe", TP), ("mixtral", BOTH), ("gpt_oss", EP), ("qwen3_moe", EP)}
 
 
 def _cases() -> list[Any]:
@@ -42,6 +42,17 @@ def _cases() -> list[Any]:
                 name = f"{family}-{partition.text()}-{'float32' if wide else 'bfloat16'}"
                 marks = () if fast else pytest.mark.slow
                 found.append(pytest.param(family, partition, wide, id=name, marks=marks))
+    return found
+
+
+def _experts() -> list[Any]:
+    found = []
+    for family in CUDA_EXPERTS:
+        for partition in (TP, EP, BOTH):
+            marks = () if (family, partition) in FAST_EXPERTS else pytest.mark.slow
+            found.append(
+                pytest.param(family, partition, id=f"{family}-{partition.text()}", marks=marks)
+            )
     return found
 
 
@@ -94,8 +105,7 @@ def test_a_padded_vocabulary(traced: Any, interpreter: Interpreter):
     check(interpreter, config, graph, TP, CUDA_WIDE, ("decode_4", "decode_1"))
 
 
-@pytest.mark.parametrize("partition", [TP, Partition(tp=2, ep=2), BOTH], ids=Partition.text)
-@pytest.mark.parametrize("family", CUDA_EXPERTS)
+@pytest.mark.parametrize(("family", "partition"), _experts())
 def test_ranks_with_experts_give_what_the_whole_graph_does(
     family: str, partition: Partition, traced: Any, interpreter: Interpreter
 ):
