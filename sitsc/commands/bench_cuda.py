@@ -1,6 +1,5 @@
 """`sitsc bench` of an artifact for a GPU: start, decode grid, prompts, beside peers and limits."""
 
-import gc
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from sitsc.commands.bench_report import (
     table_rows,
     ttft_key,
 )
+from sitsc.commands.generation import settle_memory
 from sitsc.core.disk import disk_errors
-from sitsc.core.errors import DeviceError, OptionError
+from sitsc.core.errors import DeviceError, ExecutionError, OptionError
 
 if TYPE_CHECKING:
     from sitsc.core.artifact import Artifact
@@ -133,9 +133,9 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
     detail: dict[str, Any] = {"start": start | {"phases_s": start_phases(start)}}
     model = options.model or artifact.root.name.removesuffix(".sitsc")
     figures = peer_figures(peers, model)
-    gc.collect()
+    settle_memory()
     rows, skipped = measure_rows(session, options, ceilings, detail)
-    kernels = measure_kernel_rows(session, rows, detail) if options.kernels else {}
+    kernels = _kernels(session, rows, detail, skipped) if options.kernels else {}
     session.close()
     rows.append(Row("load_s" if several else "start_s", start["first_token_s"]))
     peer = next(iter(figures.values()), {})
@@ -213,14 +213,26 @@ def _with_steps(session: Any, rows: list[Row], detail: dict[str, Any]) -> list[R
     return found
 
 
+def _kernels(
+    session: Any, rows: list[Row], detail: dict[str, Any], skipped: dict[str, str]
+) -> dict[str, dict[str, float]]:
+    """µs of each kernel class in a step of every decode row, or in `skipped` why not."""
+    if not hasattr(session.executor, "replay") or session.ranks is not None:
+        skipped["kernels"] = "of one rank that replays graphs alone"
+        return {}
+    try:
+        return measure_kernel_rows(session, rows, detail)
+    except ExecutionError as error:
+        skipped["kernels"] = str(error)
+        return {}
+
+
 def measure_kernel_rows(
     session: Any, rows: list[Row], detail: dict[str, Any]
 ) -> dict[str, dict[str, float]]:
-    """µs of each kernel class in a step of every decode row; {} where no graph is replayed."""
+    """µs of each kernel class in a step of every decode row. Raises ExecutionError."""
     from sitsc.runtime.kernel_times import measure_kernels  # noqa: PLC0415
 
-    if not hasattr(session.executor, "replay") or session.ranks is not None:
-        return {}
     plan, found = session.artifact.plan, {}
     for row in rows:
         d = detail.get(row.key, {})
