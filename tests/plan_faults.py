@@ -277,7 +277,7 @@ FAULTS = (
     ),
     Fault(
         "larger residuals",
-        ("error bar: tpot_decode_1", "± 7.43 % → ± 9 %"),
+        ("error bar: tpot_decode_1", "→ ± 9 %"),
         wrapped(planner, "measured_error", lambda error: max(error, 0.09)),
     ),
     Fault(
