@@ -1,7 +1,7 @@
 """What plans predict beside what was measured and what the partition's model says.
 
 `python -m bench.plan_residuals [TARGET]` plans the measured models in full, writes
-bench/results/plan_<target>.json and prints it as a table.
+bench/results/plan_<target>.json, puts the table into docs/plan.md and prints it.
 """
 
 import json
@@ -13,13 +13,15 @@ from typing import Any
 
 from bench.calibrate import MODELS, RESULTS
 from sitsc.actual_pipeline import residuals
-from sitsc.commands.output import table_lines
 from sitsc.core.actual import read_actual
 from sitsc.core.calibration import load_calibration
 from sitsc.core.options import CompileOptions
 from sitsc.models.presets import preset
 from sitsc.models.random_checkpoint import write_random
 from sitsc.pipeline import inspect, plan_checkpoint
+
+DOCS = Path(__file__).parents[1] / "docs" / "plan.md"
+_BEGIN, _END = "<!-- residuals: begin -->", "<!-- residuals: end -->"
 
 
 def rows(target: str, model: str) -> list[dict[str, Any]]:
@@ -60,21 +62,26 @@ def main() -> None:
     found = [row for model in MODELS for row in rows(target, model)]
     value = {"about": "plan and partition against measured; errors are fractions", "points": found}
     (RESULTS / f"plan_{target}.json").write_text(json.dumps(value, indent=1) + "\n")
-    header = ("model", "point", "measured", "plan", "error", "partition", "error", "")
-    cells = [
-        (
-            row["model"],
-            row["point"],
-            f"{row['measured']:.3f} {row['unit']}",
-            f"{row['plan']:.3f}",
-            f"{100 * row['plan_error']:+.1f} %",
-            f"{row['partition']:.3f}" if row["partition"] else "",
-            f"{100 * row['partition_error']:+.1f} %" if row["partition"] else "",
-            "fitted" if row["fitted"] else "",
-        )
-        for row in found
+    table = lines(found)
+    text = DOCS.read_text()
+    before, after = text.partition(_BEGIN)[0], text.partition(_END)[2]
+    DOCS.write_text("\n".join([before + _BEGIN, *table, _END]) + after)
+    print("\n".join(table))
+
+
+def lines(found: list[dict[str, Any]]) -> list[str]:
+    """The table as Markdown."""
+    out = [
+        "| model | point | measured | plan | error | partition's model |",
+        "|---|---|---|---|---|---|",
     ]
-    print("\n".join(table_lines([header, *cells], left=2)))
+    for row in found:
+        other = row["partition_error"]
+        text = "" if other is None else f"{100 * other:+.1f} %{' (fitted)' * row['fitted']}"
+        figures = f"{row['measured']:.3f} {row['unit']} | {row['plan']:.3f} {row['unit']}"
+        error = f"{100 * row['plan_error']:+.1f} %"
+        out.append(f"| {row['model']} | {row['point']} | {figures} | {error} | {text} |")
+    return out
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def deep(regime: Regime, layers: int) -> Regime:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_say_what_was_measured(name, folder):
-    """Within 10 % of every point, 5 % in the middle, and within 5 % of the partition's model.
+    """Within 12 % of every point, 5 % in the middle, and within 5 % of the partition's model.
 
     The plan counts the kernels that tiles ask for: more of them for 8 sequences than the other.
     """
@@ -84,7 +84,7 @@ def test_plans_say_what_was_measured(name, folder):
         lines.append(f"{key:14} {ms:9.3f} measured {mine:9.3f} plan {theirs:9.3f} partition")
         assert mine == pytest.approx(theirs, rel=0.05), lines[-1]
     print("\n".join(lines))  # shown with -s
-    assert max(errors) < 0.1 and sorted(errors)[len(errors) // 2] < 0.05, "\n".join(lines)
+    assert max(errors) < 0.12 and sorted(errors)[len(errors) // 2] < 0.05, "\n".join(lines)
 
 
 def test_rows_are_what_is_launched(folder):
