@@ -31,7 +31,7 @@ def measure_kernels(executor: Any, plan: Plan, batch: int, context: int) -> dict
         for _ in range(_STEPS):
             executor.replay(name)
         executor.stream.synchronize()
-    templates = sorted({launch.template for launch in _launches(plan)}, key=len, reverse=True)
+    templates = sorted({launch.template for launch in _launches(plan)})
     times: dict[str, float] = {}
     for event in found.key_averages():
         if event.self_device_time_total > 0:  # others are calls of the driver
@@ -43,8 +43,8 @@ def measure_kernels(executor: Any, plan: Plan, batch: int, context: int) -> dict
 
 
 def kernel_class(name: str, templates: list[str]) -> str:
-    """The template of a kernel by its name, the longest that it begins with; or "library"."""
-    return next((t for t in templates if t and name.startswith(t)), "library")
+    """A kernel of ours is called as its template; all others are "library"."""
+    return name if name and name in templates else "library"
 
 
 def _launches(plan: Plan) -> list[Any]:
