@@ -13,8 +13,8 @@ from torch import fx
 
 from sitsc.core.kernels import KernelInfo
 from sitsc.core.plan import ArenaBuffer, LaunchGroup
-from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_parts import PartOps, Sums
+from sitsc.core.weights import DTYPES, dtype_name
+from sitsc.passes.cuda_parts import PartOps, Sums, whole_rows
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
 from sitsc.passes.fxutil import arguments, is_op, tensor
@@ -108,7 +108,7 @@ class RankOps(PartOps):
     def all_reduce(self, node: Node) -> None:
         """residual + the sum of x over ranks, at once or together with the norm that reads it."""
         a = arguments(node)
-        sums = self.unsummed.pop(a["x"], None) or self._whole(a["x"])
+        sums = self.unsummed.pop(self._root(a["x"]), None) or self._whole(a["x"])
         base = None if a["residual"] is None else self.rows(a["residual"])
         sums = replace(sums, base=base)
         over = [] if a["residual"] is None else [a["residual"]]
@@ -254,6 +254,26 @@ class RankOps(PartOps):
     def _group(self, name: str, begin: int) -> None:
         if self.clock > begin:
             self.out.groups.append(LaunchGroup(name, (), tuple(self.launches)))
+
+    def place_to_sum(self, node: Node) -> Ref | None:
+        """Where a value goes that nothing but the sum over ranks reads; None for all others.
+
+        The same place in every layer, so that layers repeat.
+        """
+        users = self.values.readers(node)
+        if self.waiting or len(users) != 1 or not is_op(users[0], "all_reduce"):
+            return None
+        if self._root(arguments(users[0])["x"]) is not node or not whole_rows(node):
+            return None
+        place = self._scratch(self.shape_of(node), 1, dtype_name(tensor(node).dtype))
+        self.unsummed[node] = Sums(None, place, 1, self.ranks)
+        return place
+
+    def _root(self, node: Node) -> Node:
+        """What a view is of."""
+        while self.values.passes_through(node):
+            node = node.args[0]
+        return node
 
     def _whole(self, node: Node) -> Sums:
         """A stored value as the only sum of this rank."""

@@ -88,7 +88,7 @@ class ExpertOps(LinearOps):
     def _sum(self, node: Node, a: dict[str, Any], y: Ref, share: Ref) -> None:
         residual = None if a["residual"] is None else self.rows(a["residual"])
         over = [] if a["residual"] is None else [a["residual"]]
-        out = self.destination(node, [y, share], over)
+        out = self.place_to_sum(node) or self.destination(node, [y, share], over)
         info = self.provider.make(
             "moe_sum",
             columns=y.shape[-1],

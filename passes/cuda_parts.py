@@ -37,6 +37,7 @@ class Sums:
         """Whether a kernel that adds these also adds those."""
         same = (self.count, self.ranks) == (other.count, other.ranks)
         same = same and self.parts.dtype == other.parts.dtype
+        same = same and self.parts.same_elements(other.parts)
         if self.base is None or other.base is None:
             return False
         return same and self.base.same_elements(other.base)

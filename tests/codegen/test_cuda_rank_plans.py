@@ -120,3 +120,22 @@ def test_ranks_with_experts_give_what_the_whole_graph_does(
     steps = script(plan.of_rank(0), ("decode_4",), PROMPTS)
     found = interpreter.call(run_ranks, plan, sources, shapes, weights, steps.steps)
     assert_near(steps, found, wanted, 3e-2)
+
+
+@pytest.mark.parametrize(("family", "partition"), [("qwen3_moe", EP), ("cohere", TP)])
+def test_layers_that_repeat_find_the_sums_of_the_layer_before(
+    family: str, partition: Partition, traced: Any, interpreter: Interpreter
+):
+    """Not those of the first layer: with two or three layers none repeats."""
+    config = (CUDA_EXPERTS | CUDA_FAMILIES)[family] | {"num_hidden_layers": 5}
+    graph, whole = (traced(config, "bfloat16").graph for _ in range(2))
+    random = RandomTensors(tensor_shapes(graph))
+    apply(whole, CUDA_WIDE)
+    wanted = [run_graph(whole, random, step_inputs(whole, ids, PAGE)) for ids in TOKENS]
+    plan, sources, shapes = plan_ranks(graph, CUDA_WIDE, partition, config["vocab_size"])
+    groups = [g for r in plan.stages[0].regimes for g in r.groups]
+    assert any(len(group.layers) > 1 for group in groups)
+    weights = weights_of_ranks(plan, random.read)
+    steps = script(plan.of_rank(0), ("decode_4",), PROMPTS)
+    found = interpreter.call(run_ranks, plan, sources, shapes, weights, steps.steps)
+    assert_near(steps, found, wanted, 3e-2)

@@ -27,7 +27,19 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-DEGREES = {"one": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "tp2pp2": (2, 2)}
+EXPERTS: dict[str, Any] = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+# (tp, pp, ep) by name; those of experts are compared with "experts", all others with "one".
+DEGREES = {"one": (1, 1, 1), "tp2": (2, 1, 1), "pp2": (1, 2, 1), "tp2pp2": (2, 2, 1)}
+DEGREES |= {"experts": (1, 1, 1), "experts_tp2ep2": (2, 1, 2)}
 
 
 def build(folder: Path, target: str = "h200") -> None:
@@ -36,9 +48,13 @@ def build(folder: Path, target: str = "h200") -> None:
     from sitsc.pipeline import compile_model  # noqa: PLC0415  (as above)
 
     with tempfile.TemporaryDirectory() as place:
-        model = write_random(CONFIG, Path(place) / "model")
-        for name, (tp, pp) in DEGREES.items():
-            options = CompileOptions(target=target, tp=tp, pp=pp, max_batch=16, max_context=512)
+        dense = write_random(CONFIG, Path(place) / "dense")
+        experts = write_random(EXPERTS, Path(place) / "experts")
+        for name, (tp, pp, ep) in DEGREES.items():
+            model = experts if name.startswith("experts") else dense
+            options = CompileOptions(
+                target=target, tp=tp, pp=pp, ep=ep, max_batch=16, max_context=512
+            )
             compile_model(model, folder / name, options)
 
 
