@@ -11,7 +11,10 @@ from torch import fx
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What every pass may know: the options that decide what it does."""
+    """What every pass may know: the options that decide what it does.
+
+    Of the target only whether it is "cpu": GPUs of all kinds get the same graph.
+    """
 
     dtype: str
     weights: str

@@ -8,6 +8,7 @@ must give what one gives.
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -67,7 +68,8 @@ def run_passes(
     Raises ArtifactError where the texts cannot be written to the folder `dump`.
     """
     graph = module.graph
-    verify_graph(graph, "tracing")
+    known: dict[Any, Any] = {}
+    verify_graph(graph, "tracing", known)
     runner = _Checker(graph, context, tokens) if check else None
     _dump(dump, "00_trace.txt", graph)
     reports = []
@@ -75,7 +77,7 @@ def run_passes(
         before, start = num_ops(graph), time.perf_counter()
         item.run(graph, context)
         tidy(graph)
-        verify_graph(graph, item.name)
+        verify_graph(graph, item.name, known)
         error = runner.compare(graph, item) if runner else None
         seconds = time.perf_counter() - start
         reports.append(PassReport(item.name, seconds, before, num_ops(graph), error))

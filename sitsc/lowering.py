@@ -165,9 +165,8 @@ def pass_tuple(options: CompileOptions) -> tuple[Pass, ...]:
 
 def pass_context(dtypes: Dtypes, options: CompileOptions) -> PassContext:
     """What passes need to know of the compilation."""
-    return PassContext(
-        dtypes.compute, options.weights, dtypes.kv, options.page_size, options.target
-    )
+    kind = "cpu" if options.is_cpu else "gpu"
+    return PassContext(dtypes.compute, options.weights, dtypes.kv, options.page_size, kind)
 
 
 def run(

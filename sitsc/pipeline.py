@@ -6,7 +6,7 @@ The order in this file is the order that runs. Weights are read only in the last
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -32,6 +32,9 @@ from sitsc.frontend.lint import LintReport, lint_checkpoint
 from sitsc.frontend.lint import check as check_model
 from sitsc.frontend.longrope import longrope_warnings
 from sitsc.frontend.range_lint import LARGEST
+
+if TYPE_CHECKING:
+    from sitsc.model_graphs import ModelGraphs
 
 Progress = Callable[[str, float], None]
 """Called with a phase ("trace", "passes", "codegen", "pack") and its share done, 0 to 1."""
@@ -157,9 +160,14 @@ def plan_checkpoint(
     *,
     check: bool = False,
     dump: Path | None = None,
+    graphs: "ModelGraphs | None" = None,
 ) -> Planned:
-    """Trace, run the passes and plan; reads no weight and writes nothing but dumps."""
+    """Trace, run the passes and plan; reads no weight and writes nothing but dumps.
+
+    `graphs`: those of the checkpoint, where other plans of it are made as well.
+    """
     from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
+    from sitsc.model_graphs import ModelGraphs  # noqa: PLC0415
 
     data = load_target(options.target)
     facts = lowering.model_facts(checkpoint, options)
@@ -167,15 +175,17 @@ def plan_checkpoint(
     if check:
         lowering.check_checkpoint(checkpoint, dtypes, options)
     progress("trace", 0.0)
-    module = lowering.trace_checkpoint(checkpoint, dtypes, options, facts.tokens.max_context)
+    graphs = graphs or ModelGraphs(checkpoint)
+    module = graphs.traced(dtypes, options, facts.tokens.max_context)
     facts = lowering.fit_context(facts, checkpoint, options, module.graph)
     progress("passes", 0.0)
     if options.is_cut:
         from sitsc.rank_lowering import plan_ranks  # noqa: PLC0415  (as lowering)
 
-        plan, generate = plan_ranks(module, facts, options, dtypes, data, dump)
+        plan, generate = plan_ranks(graphs, facts, options, dtypes, data, dump)
     else:
-        numerics = lowering.run(module, dtypes, options, dump)
+        module = graphs.final(dtypes, options, facts.tokens.max_context, dump)
+        numerics = lowering.numerics_of(lowering.pass_tuple(options), dtypes, options)
         plan, generate = lowering.make_plan(module.graph, facts, options, numerics, data)
     progress("passes", 1.0)
     return Planned(plan, module.graph, checkpoint, generate)

@@ -3,13 +3,12 @@
 What `pipeline.plan_checkpoint` calls for more than one rank; imported late, as lowering is.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from torch import fx, nn
+from torch import fx
 
 from sitsc import lowering
 from sitsc.codegen import cpu
@@ -18,6 +17,7 @@ from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition, check_partition, even_stages
 from sitsc.core.plan import LayerClass, Parallel, Plan, Rank, Regime, Stage
+from sitsc.model_graphs import ModelGraphs
 from sitsc.partition_pipeline import Asked, Slo, Workload, read_slo, read_workload, searcher
 from sitsc.passes.for_rank import stage_graphs
 from sitsc.passes.layers import num_layers
@@ -25,38 +25,36 @@ from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition_report import check_slo, parallel_of
 from sitsc.passes.planner import PACKAGE, ModelFacts
 from sitsc.passes.record_maker import record_of
-from sitsc.passes.runner import run_passes
 from sitsc.passes.shard_table import weights_of_rank
 from sitsc.passes.stages import CROSSING
 
 
 def plan_ranks(
-    module: fx.GraphModule,
+    graphs: ModelGraphs,
     facts: ModelFacts,
     options: CompileOptions,
     dtypes: lowering.Dtypes,
     data: TargetData,
     dump: Path | None,
 ) -> tuple[Plan, lowering.Generate]:
-    """The plan of all ranks, and what writes their code; `module` is the traced graph.
+    """The plan of all ranks, and what writes their code.
 
     Raises PartitionError for what does not divide, naming what would.
     """
     passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
-    whole = fx.GraphModule(nn.Module(), copy.deepcopy(module.graph))
-    run_passes(whole, passes, context)
+    whole = graphs.final(dtypes, options, facts.tokens.max_context)
     parallel = choose_parallel(record_of_graph(whole.graph, facts), options, data)
     partition = Partition(parallel.tp, parallel.pp, parallel.ep)
     options = replace(options, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, slo="", workload="")
-    graphs = [
-        m.graph for m in stage_graphs(module, passes, partition, parallel.stages, context, dump)
-    ]
+    module = graphs.traced(dtypes, options, facts.tokens.max_context)
+    cut = stage_graphs(module, passes, partition, parallel.stages, context, dump)
+    parts = [module.graph for module in cut]
     numerics = lowering.numerics_of(passes, dtypes, options)
-    made = [lowering.make_plan(g, facts, options, numerics, data) for g in graphs]
-    plan = _joined([plan for plan, _ in made], graphs, parallel)
+    made = [lowering.make_plan(g, facts, options, numerics, data) for g in parts]
+    plan = _joined([plan for plan, _ in made], parts, parallel)
     if data.cuda is not None:
         return plan, lambda folder, done: _generate_all([g for _, g in made], folder, done)
-    return plan, lambda folder, done: _generate(graphs, folder, done)
+    return plan, lambda folder, done: _generate(parts, folder, done)
 
 
 def rank_graph(

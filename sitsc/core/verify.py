@@ -17,15 +17,18 @@ from sitsc.core.errors import GraphError
 from sitsc.core.printer import Printer
 
 
-def verify_graph(graph: fx.Graph, after: str) -> None:
-    """Raise GraphError when `graph` is not valid; `after` names the pass that ran last."""
+def verify_graph(graph: fx.Graph, after: str, known: dict[Any, Any] | None = None) -> None:
+    """Raise GraphError when `graph` is not valid; `after` names the pass that ran last.
+
+    `known` keeps what operators compute from one call to the next, for one graph and its changes.
+    """
     _check_form(graph, after)
     outputs = [node for node in graph.nodes if node.op == "output"]
     results = outputs[0].args[0] if len(outputs) == 1 else None
     results = results if isinstance(results, tuple) else (results,)
     if not results or not all(isinstance(result, fx.Node) for result in results):
         raise GraphError("a graph returns one tensor or a tuple of them", where=f"after {after}")
-    known: dict[Any, Any] = {}
+    known = {} if known is None else known
     for node in graph.nodes:
         if node.op == "placeholder":
             _check_placeholder(graph, node, after)
@@ -98,7 +101,7 @@ def _form(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return type(leaf), str(leaf)
     sizes = (*leaf.shape, None, *leaf.stride(), leaf.storage_offset())
-    symbols = tuple(str(s) if isinstance(s, torch.SymInt) else s for s in sizes)
+    symbols = tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in sizes)
     return leaf.dtype, leaf.device, symbols
 
 
