@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer, make and g++; everything else is installed into .venv.
 #   make demo   a real model from download to answer
 #   make test   lint, types and all CPU tests (TESTS=tests/core to run some, WORKERS=4 processes)
+#   make plans  golden plans of presets and targets anew (PLANS=folder to write them elsewhere)
 
 PYTHON ?= python3
 CXX := $(if $(filter default undefined,$(origin CXX)),g++,$(CXX))
@@ -15,17 +16,21 @@ FETCH := import pathlib, sitsc.models.fetch as f; f.fetch_smollm2(pathlib.Path("
 FETCH_MINILM := import pathlib, sitsc.models.fetch_minilm as f; f.fetch_minilm(pathlib.Path("$(MODELS)"))
 OLD := import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed")
 TESTS ?=
+PLANS ?= plans
 # A file of tests is one process's; threads that wait do so without taking the other's core.
 WORKERS ?= 2
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint format clean
+.PHONY: demo test plans lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/sitsc demo
 
 test: lint $(MODEL) $(MINILM)
 	SITSC_SMOLLM2=$(MODEL) SITSC_MINILM=$(MINILM) $(PYTEST) $(TESTS)
+
+plans: $(INSTALLED)
+	$(BIN)/sitsc plan make --list plans/plans.toml --jobs $(WORKERS) -o $(PLANS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -21,6 +21,8 @@ PIPELINE += (
     "calibration_pipeline.py",
     "actual_pipeline.py",
     "rank_lowering.py",
+    "model_graphs.py",
+    "plan_pipeline.py",
 )
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}

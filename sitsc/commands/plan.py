@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sitsc.commands import plan_calibrate, plan_diff, plan_explain
+from sitsc.commands import plan_calibrate, plan_diff, plan_explain, plan_make
 from sitsc.commands.output import Json, print_json
-from sitsc.core.errors import OptionError, PlanError
+from sitsc.core import plan_file
+from sitsc.core.errors import OptionError
 
 if TYPE_CHECKING:
     from sitsc.core.plan import Plan
@@ -16,6 +17,7 @@ app = typer.Typer(help="Plans: what an artifact will execute, predicted and expl
 app.command("calibrate")(plan_calibrate.calibrate)
 app.command("diff")(plan_diff.diff)
 app.command("explain")(plan_explain.explain)
+app.command("make")(plan_make.make)
 
 
 @app.command("show")
@@ -68,8 +70,4 @@ def read(place: Path) -> "Plan":
 
     if not place.is_file():
         return open_artifact(place).plan
-    try:
-        return read_plan(place.read_text(encoding="utf-8"), place.name)
-    except (UnicodeDecodeError, OSError) as error:
-        hint = "give an artifact or a plan.json"
-        raise PlanError(f"{place} cannot be read: {error}", hint=hint) from None
+    return read_plan(plan_file.read_text(place), place.name)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(help="An artifact or a plan.json: as it was.", metavar="A")],
+    a: Annotated[
+        Path, typer.Argument(help="An artifact, a plan or a folder of plans: before.", metavar="A")
+    ],
     b: Annotated[Path, typer.Argument(help="Another: as it is now.", metavar="B")],
     policy: Annotated[
         Path | None, typer.Option(help="Limits as TOML; without, nothing is outside.")
@@ -32,6 +34,9 @@ def diff(
     """Print what B does otherwise than A. Exit code 1 when that is outside of the policy."""
     if as_json + as_markdown + as_html > 1:
         raise OptionError("more than one format", hint="one of --json, --markdown, --html")
+    if _are_folders(a, b):
+        _folders(a, b, policy, as_json=as_json, as_markdown=as_markdown, as_html=as_html)
+        return
     from sitsc.commands import plan_diff_view as view  # noqa: PLC0415  (plans: other commands need none)
     from sitsc.core.diff.compare import compare  # noqa: PLC0415
     from sitsc.core.diff.read import open_plan  # noqa: PLC0415
@@ -50,6 +55,32 @@ def diff(
     else:
         print("\n".join(view.text_lines(found, verdict)))
     if verdict is not None and not verdict.within:
+        raise typer.Exit(1)
+
+
+def _are_folders(a: Path, b: Path) -> bool:
+    from sitsc.core.diff.folders import is_folder  # noqa: PLC0415
+
+    return is_folder(a) or is_folder(b)
+
+
+def _folders(
+    a: Path, b: Path, policy: Path | None, *, as_json: bool, as_markdown: bool, as_html: bool
+) -> None:
+    """All pairs of two folders; exit code 1 when one is outside of the policy."""
+    from sitsc.commands import plan_diff_folders as many  # noqa: PLC0415
+
+    if as_html:
+        raise OptionError("--html shows two plans", hint="--markdown or --json for folders")
+    found, same = many.compare_folders(
+        a, b, lambda diff, plan: _verdict(policy, diff, plan), judged=policy is not None
+    )
+    if as_json:
+        print_json(many.value(found, same))
+    else:
+        lines = (many.markdown_lines if as_markdown else many.text_lines)(found, same)
+        print("\n".join(lines))
+    if any(item.outside for item in found):
         raise typer.Exit(1)
 
 

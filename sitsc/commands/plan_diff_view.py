@@ -160,7 +160,7 @@ def _side(letter: str, side: Side) -> str:
 
 def markdown_lines(diff: PlanDiff, verdict: Verdict | None) -> list[str]:
     """Everything, as a comment on a pull request."""
-    lines = [f"### {_escaped(headline(diff))}", ""]
+    lines = [f"### {escaped(headline(diff))}", ""]
     if verdict is not None:
         lines += [f"**{'Within' if verdict.within else 'Outside of'} the policy.**", ""]
     if diff.changes:
@@ -169,16 +169,17 @@ def markdown_lines(diff: PlanDiff, verdict: Verdict | None) -> list[str]:
     if changed := [figure for figure in diff.figures if figure.changed]:
         lines += ["| figure | A | B | change | error |", "|---|--:|--:|--:|--:|"]
         lines += [_table_row(*_row(figure)) for figure in changed] + [""]
-    lines += [f"- {_escaped(text)}" for text in _remarks(diff, verdict)]
+    lines += [f"- {escaped(text)}" for text in _remarks(diff, verdict)]
     sides = (_side(letter, side) for letter, side in (("A", diff.a), ("B", diff.b)))
-    return [*lines, *(f"- {_escaped(text)}" for text in sides)]
+    return [*lines, *(f"- {escaped(text)}" for text in sides)]
 
 
 def _table_row(*cells: str) -> str:
-    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+    return f"| {' | '.join(escaped(cell) for cell in cells)} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text in which Markdown sees no marks."""
     for mark in ("\\", "|", "<", "*", "_", "`"):
         text = text.replace(mark, f"\\{mark}")
     return text

@@ -23,7 +23,7 @@ class _Value:
 
 def predicted(a: Plan, b: Plan) -> Iterator[Figure]:
     """TTFT and TPOT of every bucket, throughput, cold start."""
-    for name in sorted(set(a.predictions) & set(b.predictions), key=_order):
+    for name in sorted(set(a.predictions) & set(b.predictions), key=figure_order):
         before, after = a.predictions[name], b.predictions[name]
         if before.unit != after.unit:
             continue  # told as a change of the cost model
@@ -38,7 +38,7 @@ def predicted(a: Plan, b: Plan) -> Iterator[Figure]:
         )
 
 
-def _order(name: str) -> tuple[int, str, int]:
+def figure_order(name: str) -> tuple[int, str, int]:
     """TPOT, TTFT, then the rest; buckets by their size."""
     kind, _, size = name.rpartition("_")
     first = name.partition("_")[0]

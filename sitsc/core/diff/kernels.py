@@ -130,10 +130,11 @@ def _launches(
 
 def _names(launches: Sequence[Launch]) -> list[str]:
     """What each launch computes, in words that stay when its template changes."""
-    return [_name(launch) for launch in launches]
+    return [launch_name(launch) for launch in launches]
 
 
-def _name(launch: Launch) -> str:
+def launch_name(launch: Launch) -> str:
+    """What a launch computes: the weight that it reads, else its template."""
     weights = [a for a in launch.arguments if a.source == "weight"]
     main = [a for a in weights if a.name not in _BESIDE] or weights
     return plain_name(main[-1].buffer) if main and launch.kind != _PACKAGE else launch.template
@@ -155,20 +156,21 @@ def _paired(a: list[str], b: list[str]) -> Iterator[tuple[int | None, int | None
         yield from ((None, other) for other in right)
 
 
-def _what(launch: Launch) -> str:
+def what_runs(launch: Launch) -> str:
+    """The library's function, or the template of our kernel."""
     return f"library {launch.kernel}" if launch.kind == "library" else launch.template
 
 
 def _full(name: str, launch: Launch) -> str:
     """What a launch computes, and by which template."""
-    return name if name == launch.template else f"{name} {_what(launch)}"
+    return name if name == launch.template else f"{name} {what_runs(launch)}"
 
 
 def _differences(name: str, a: Launch, b: Launch) -> Iterator[tuple[str, str, str, str]]:
     """(title, where, before, after) of two launches that compute the same; the first that tells."""
     if (a.kind, a.template) != (b.kind, b.template):
         titles = {("kernel", "library"): "library, not ours", ("library", "kernel"): "ours"}
-        yield titles.get((a.kind, b.kind), "template"), name, _what(a), _what(b)
+        yield titles.get((a.kind, b.kind), "template"), name, what_runs(a), what_runs(b)
         return
     full = _full(name, a)
     told = a.tile != b.tile

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from sitsc.core import plan_file
 from sitsc.core.artifact import open_artifact
 from sitsc.core.canonical import sha256_hex
 from sitsc.core.diff.change import Side
@@ -42,12 +43,7 @@ def open_plan(place: Path) -> Opened:
         except VerifyError as error:  # 1 says that a comparison was made
             raise ArtifactError(error.what, where=error.where, hint=error.hint) from None
         return _opened(artifact.plan, place.resolve().name, artifact.manifest.plan)
-    try:
-        text = place.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        hint = "give an artifact or a plan.json"
-        raise PlanError(f"{place} cannot be read: {error}", hint=hint) from None
-    return read_text(text, place.name)
+    return read_text(plan_file.read_text(place), place.name)
 
 
 def read_text(text: str, name: str) -> Opened:
