@@ -143,6 +143,6 @@ def _write(folder: Path, made: "Made") -> bool:
 
 def _line(row: Row) -> str:
     traced = f", {row['trace_seconds']:.1f} to trace" if row["trace_seconds"] >= 1 else ""
-    told = "changed" if row["changed"] else "as before"
+    told = "written" if row["changed"] else "as before"
     why = f"; no plan: {row['reason']}" if row["reason"] else ""
     return f"{row['name']:<28} {row['seconds']:6.1f} s{traced}; {told}{why}"

@@ -29,6 +29,13 @@ def test_a_renamed_copy_verifies_and_runs(tiny_artifact: Path, tmp_path: Path, c
     assert json.loads(there.out)["token_ids"] == json.loads(original.out)["token_ids"]
 
 
+def test_a_moved_artifact_verifies(tiny_artifact: Path, tmp_path: Path, capfd):
+    before = copy(tiny_artifact, tmp_path)
+    moved = before.rename(tmp_path / "other name")
+    assert call(capfd, "verify", moved).code == 0 and not before.exists()
+    assert call(capfd, "plan", "diff", tiny_artifact, moved).out.startswith("no difference\n")
+
+
 def all_files(artifact: Path) -> list[str]:
     return sorted(str(p.relative_to(artifact)) for p in artifact.rglob("*") if p.is_file())
 
