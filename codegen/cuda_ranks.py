@@ -12,8 +12,6 @@ from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
 POLLS = 100_000_000  # about a minute
-MOST_PROGRAMS = 256  # that a call is counted for
-CROSSING_PROGRAMS = 64  # of every send and receive: they wait for each other one by one
 _VECTOR_BYTES = 16
 _WHOLE = 8  # elements, of which rows of sums are a multiple: vectors of either type
 _MOST_VECTORS = 256  # of a program

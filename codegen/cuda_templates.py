@@ -25,6 +25,7 @@ from sitsc.codegen.cuda_attention_hopper import attention_prefill_hopper
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
+from sitsc.core.kernels import CROSSING_PROGRAMS
 
 __all__ = ["TEMPLATES", "Sizes", "Template", "candidates", "grid", "instance"]
 
@@ -113,8 +114,8 @@ _ALL = (
     Template("all_reduce", cuda_ranks.all_reduce, lambda c, s: (s.programs,)),
     Template("all_gather", cuda_ranks.all_gather, lambda c, s: (s.programs,)),
     Template("share_ids", cuda_ranks.share_ids, lambda c, s: (1,)),
-    Template("send", cuda_ranks.send, lambda c, s: (cuda_ranks.CROSSING_PROGRAMS,)),
-    Template("receive", cuda_ranks.receive, lambda c, s: (cuda_ranks.CROSSING_PROGRAMS,)),
+    Template("send", cuda_ranks.send, lambda c, s: (CROSSING_PROGRAMS,)),
+    Template("receive", cuda_ranks.receive, lambda c, s: (CROSSING_PROGRAMS,)),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),
     Template("place", cuda_rows.place, lambda c, s: (1,)),
     Template(

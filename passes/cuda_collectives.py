@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from sitsc.core.kernels import KernelInfo
+from sitsc.core.kernels import CROSSING_PROGRAMS, MOST_PROGRAMS, KernelInfo
 from sitsc.core.plan import ArenaBuffer, LaunchGroup
 from sitsc.core.weights import DTYPES, dtype_name
 from sitsc.passes.cuda_parts import PartOps, Sums, whole_rows
@@ -29,8 +29,6 @@ _WIDEST = 8192  # vectors of a row of all ranks that the threads of one program 
 _OF_ALL = {"peers_ptr": ("peers", "int64"), "calls_ptr": ("calls", "int64")}
 _IDS_BYTES = 16  # of a sampled id on its way
 CALLS = 32  # numbers that programs count calls with, see codegen/templates/cuda_ranks.py.j2
-_PROGRAMS = 64  # that send, and receive
-_MOST_PROGRAMS = 256  # of another collective
 _LONG = {"i8": "uint8", "i32": "int32", "i64": "int64"}
 
 
@@ -56,12 +54,13 @@ def rank_buffers(ranks: int) -> list[ArenaBuffer]:
         "tp_rank": ("int64", (1,)),
         "peers": ("int64", (ranks + 2,)),
         "calls": ("int64", (CALLS,)),
-        "pads": ("int32", (_MOST_PROGRAMS, ranks)),
+        "pads": ("int32", (MOST_PROGRAMS, ranks)),
     }
-    return _buffers(shapes)
+    return planned_buffers(shapes)
 
 
-def _buffers(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> list[ArenaBuffer]:
+def planned_buffers(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> list[ArenaBuffer]:
+    """Buffers of these dtypes and shapes, not placed yet."""
     return [
         ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
         for name, (dtype, shape) in shapes.items()
@@ -77,17 +76,17 @@ def crossing_buffers(graph: fx.Graph, rows: int) -> list[ArenaBuffer]:
             shapes |= {
                 name: ("uint8", (rows, wide)),
                 f"{name}/mail": ("uint8", (2, rows, wide)),
-                f"{name}/flags": ("int32", (_PROGRAMS,)),
+                f"{name}/flags": ("int32", (CROSSING_PROGRAMS,)),
                 f"{name}/from": ("int64", (2,)),
                 f"{name}/received": ("int64", (CALLS,)),
             }
     for name in graph.output_node().meta.get("outputs", ()):
         shapes |= {
-            f"{name}/acks": ("int32", (_PROGRAMS,)),
+            f"{name}/acks": ("int32", (CROSSING_PROGRAMS,)),
             f"{name}/to": ("int64", (3,)),
             f"{name}/sent": ("int64", (CALLS,)),
         }
-    return _buffers(shapes)
+    return planned_buffers(shapes)
 
 
 def slots_bytes(ranks: int, rows: int, row_bytes: int) -> int:
@@ -112,11 +111,10 @@ class RankOps(PartOps):
         base = None if a["residual"] is None else self.rows(a["residual"])
         sums = replace(sums, base=base)
         over = [] if a["residual"] is None else [a["residual"]]
+        out = self.destination(node, [sums.parts], over)
         if self.waiting or not self.norm_first(node):
-            out = self.destination(node, [sums.parts], over)
             self.sum_of_ranks(node, out, sums, {}, {"columns": out.shape[-1], "norm": False})
             return
-        out = self.destination(node, [sums.parts], over)
         self.waiting[out.buffer] = sums
 
     def sum_of_ranks(
@@ -181,20 +179,16 @@ class RankOps(PartOps):
 
     def product_of_ours(self, node: Node, info: KernelInfo, x: Ref, scale: Ref | None) -> None:
         """A linear layer that leaves its only sum, in fp32, to the sum over ranks."""
-        parts = self._scratch(self.shape_of(node), 1, "float32")
-        a = arguments(node)
+        parts, a = self._to_sum(node, "float32"), arguments(node)
         norm = None if a["norm_weight"] is None else self.place(a["norm_weight"])
         bound = {"x_ptr": x, "norm_ptr": norm, "squares_ptr": scale, "y_ptr": parts}
         self.kernel(
             info, bound | {"w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}, node
         )
-        self.unsummed[node] = Sums(None, parts, 1, self.ranks)
 
     def product_of_library(self, node: Node, x: Ref, w: Ref, rows: int) -> None:
         """A product by the library that the sum over ranks reads."""
-        parts = self._scratch(self.shape_of(node), 1, "bfloat16")
-        self.product(node, x, w, parts, rows, kernel="mm")
-        self.unsummed[node] = Sums(None, parts, 1, self.ranks)
+        self.product(node, x, w, self._to_sum(node, "bfloat16"), rows, kernel="mm")
 
     def logits(self, node: Node) -> None:
         """Rows of logits one after another: those of a padded vocabulary are gathered longer."""
@@ -265,7 +259,11 @@ class RankOps(PartOps):
             return None
         if self._root(arguments(users[0])["x"]) is not node or not whole_rows(node):
             return None
-        place = self._scratch(self.shape_of(node), 1, dtype_name(tensor(node).dtype))
+        return self._to_sum(node, dtype_name(tensor(node).dtype))
+
+    def _to_sum(self, node: Node, dtype: str) -> Ref:
+        """The place of a value that only the sum over ranks will read."""
+        place = self._scratch(self.shape_of(node), 1, dtype)
         self.unsummed[node] = Sums(None, place, 1, self.ranks)
         return place
 

@@ -4,7 +4,6 @@ In: options, the vocabulary. Out: input buffers, the fields of the sampled rows,
 groups before and after the model: tokens put in place, tokens sampled, the inputs moved on.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,7 @@ from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
 from sitsc.core.serving.sampling_rows import bitmap_words
-from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_collectives import rank_buffers
+from sitsc.passes.cuda_collectives import planned_buffers, rank_buffers
 from sitsc.passes.cuda_schedule import Scheduled
 from sitsc.passes.launch_time import Clock
 from sitsc.passes.schedule import StepSizes
@@ -66,11 +64,7 @@ def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[
         "mass": ("int64", (batch, 5)),
         "border": ("int64", (batch,)),
     }
-    own = [
-        ArenaBuffer(name, dtype, shape, 0, math.prod(shape) * DTYPES[dtype].itemsize, 0, 0)
-        for name, (dtype, shape) in shapes.items()
-    ]
-    return own + rank_buffers(options.tp)
+    return planned_buffers(shapes) + rank_buffers(options.tp)
 
 
 class StepLaunches:

@@ -164,12 +164,7 @@ class CudaExecutor:
         """Start a step and the copy of its sampled ids. Raises CapacityError."""
         with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             self.write_rows(upload, batch, rows)
-            if batch.regime == "decode":
-                self._replay(upload, batch)
-            else:
-                self._prefill(upload, batch, _sampled_rows(batch))
-            self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
-            return self._read_back(len(batch.sampled_ids))
+            return self._start(upload, batch)
 
     def write_rows(
         self, upload: "Upload | RecordedFields", batch: StepBatch, rows: Sequence[SamplerRow]
@@ -192,12 +187,16 @@ class CudaExecutor:
                 self.inputs.forget_layout()
             for name, values, start in fields:
                 upload.put(name, values, start)
-            if batch.regime == "decode":
-                self._replay(upload, batch)
-            else:
-                self._prefill(upload, batch, _sampled_rows(batch))
-            self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
-            return self._read_back(len(batch.sampled_ids))
+            return self._start(upload, batch)
+
+    def _start(self, upload: Upload, batch: StepBatch) -> StepInFlight:
+        """Launch a step whose rows have their fields, and the copy of its sampled ids."""
+        if batch.regime == "decode":
+            self._replay(upload, batch)
+        else:
+            self._prefill(upload, batch, _sampled_rows(batch))
+        self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
+        return self._read_back(len(batch.sampled_ids))
 
     def collect(self, step: StepInFlight) -> Sampled:
         """Wait for a step; its tokens, or errors in their place."""

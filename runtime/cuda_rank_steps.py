@@ -8,49 +8,34 @@ the sampled rows with the step, and sends the ids back.
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from sitsc.core.errors import ExecutionError, RankError
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.sampling_rows import sampling_error
 from sitsc.core.serving.step_stream import StepReader, StepWriter
 from sitsc.core.serving.wire import STOP
 from sitsc.runtime.cuda_executor import CudaExecutor, StepInFlight
+from sitsc.runtime.rank_messages import Messages, together
 from sitsc.runtime.ranks import World
 from sitsc.runtime.row_fields import RecordedFields, read_fields
 from sitsc.runtime.sampler import SamplerRow
 from sitsc.runtime.steps import Sampled
 
 _LENGTH, _STEP, _FIELDS, _IDS = 1, 2, 3, 4  # tags of messages
-_VERDICT_S = 12.0
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that was submitted, and its messages: what they are made of must live as long.
-
-    `step` is None where another rank samples; `rows` are those that it samples.
-    """
+    """A step that was submitted; `step` is None where another rank samples its `rows`."""
 
     rows: int
     step: StepInFlight | None = None
-    works: list[Any] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-
-    def send(self, tensor: Tensor, to: int, tag: int) -> None:
-        self.tensors.append(tensor)
-        self.works.append(dist.isend(tensor, to, tag=tag))
-
-    def sent(self) -> None:
-        for work in self.works:
-            work.wait()
+    sent: Messages = field(default_factory=Messages)
 
 
 class CudaRankSteps:
@@ -73,13 +58,13 @@ class CudaRankSteps:
         if world.pp > 1:
             self._executor.write_rows(fields, batch, rows)
         data = fields.tensor()
-        with self._together():
+        with together(self._world):
             for rank in range(1, world.tp * world.pp):
                 told = len(data) if rank >= world.last else 0
-                flight.send(torch.tensor([len(message), told]), rank, _LENGTH)
-                flight.send(message, rank, _STEP)
+                flight.sent.add(torch.tensor([len(message), told]), rank, _LENGTH)
+                flight.sent.add(message, rank, _STEP)
                 if told:
-                    flight.send(data, rank, _FIELDS)
+                    flight.sent.add(data, rank, _FIELDS)
             with world.watch.busy():
                 if world.pp > 1:
                     self._executor.follow(batch, alone=True)
@@ -89,8 +74,8 @@ class CudaRankSteps:
 
     def collect(self, step: _Flight) -> Sampled:
         """Wait for the tokens of a step."""
-        with self._together(), self._world.watch.waiting():
-            step.sent()
+        with together(self._world), self._world.watch.waiting():
+            step.sent.wait()
             if step.step is not None:
                 return self._executor.collect(step.step)
             ids = torch.empty(step.rows, dtype=torch.int64)
@@ -107,11 +92,11 @@ class CudaRankSteps:
         if self._closed:
             return
         self._closed = True
-        world, farewell = self._world, _Flight(0)
+        world, farewell = self._world, Messages()
         with suppress(RuntimeError):  # a rank that is lost need not be told
             for rank in range(1, world.tp * world.pp) if world.rank == 0 else ():
-                farewell.send(torch.tensor([STOP, 0]), rank, _LENGTH)
-            farewell.sent()
+                farewell.add(torch.tensor([STOP, 0]), rank, _LENGTH)
+            farewell.wait()
         torch.cuda.synchronize()
         world.watch.stop()
         dist.destroy_process_group()
@@ -123,7 +108,7 @@ class CudaRankSteps:
         answering = self._answering()
         length, reader, world = torch.empty(2, dtype=torch.int64), StepReader(), self._world
         while True:
-            with self._together():
+            with together(self._world):
                 dist.recv(length, 0, tag=_LENGTH)
                 count, told = length.tolist()
                 if count == STOP:
@@ -158,17 +143,3 @@ class CudaRankSteps:
             while (flight := self._answers.get()) is not None:
                 flight.done.synchronize()
                 dist.send(flight.host[: flight.rows].clone(), 0, tag=_IDS)
-
-    # --- failures -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """A failure of the network becomes the name of the rank that is lost."""
-        try:
-            yield
-        except (RuntimeError, ExecutionError) as error:
-            what = self._world.watch.verdict(_VERDICT_S)
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise RankError(
-                what or f"rank {self._world.rank}: {first}", hint="see what it wrote"
-            ) from error

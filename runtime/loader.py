@@ -138,34 +138,25 @@ def load(
 def _load_rank(artifact: Artifact, request: LoadRequest, timeline: Timeline) -> Session:
     """One rank of several: it meets the others, then loads what is its own."""
     from sitsc.runtime import ranks  # noqa: PLC0415  (torch.distributed: only where it is used)
-    from sitsc.runtime.rank_steps import RankSteps  # noqa: PLC0415
 
     world = ranks.join(artifact.plan)
     timeline.mark("meet")
     own = artifact.of_rank(world.rank)
     if own.plan.target.isa.startswith(GPU):
-        return _load_gpu_rank(own, request, timeline, world)
-    executor, tokenizer, template = _load_cpu(own, request, timeline, world.tp_rank)
-    stage = artifact.plan.stages[world.stage]
-    steps = RankSteps(executor, stage, world, _sampler(artifact.plan))
+        from sitsc.runtime.cuda_rank_steps import CudaRankSteps  # noqa: PLC0415  (where GPUs are)
+
+        executor, tokenizer, template = _load_gpu(own, request, timeline, world)
+        steps = CudaRankSteps(executor, world)
+    else:
+        from sitsc.runtime.rank_steps import RankSteps  # noqa: PLC0415  (as ranks)
+
+        executor, tokenizer, template = _load_cpu(own, request, timeline, world.tp_rank)
+        stage = artifact.plan.stages[world.stage]
+        steps = RankSteps(executor, stage, world, _sampler(artifact.plan))
     engine = make_engine(own, steps, tokenizer)
     timeline.mark("executor")
     return Session(
         own, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
-    )
-
-
-def _load_gpu_rank(
-    artifact: Artifact, request: LoadRequest, timeline: Timeline, world: "World"
-) -> Session:
-    from sitsc.runtime.cuda_rank_steps import CudaRankSteps  # noqa: PLC0415  (only where GPUs are)
-
-    executor, tokenizer, template = _load_gpu(artifact, request, timeline, world)
-    steps = CudaRankSteps(executor, world)
-    engine = make_engine(artifact, steps, tokenizer)
-    timeline.mark("executor")
-    return Session(
-        artifact, engine, executor, tokenizer, template, timeline.phases, timeline.beside, steps
     )
 
 

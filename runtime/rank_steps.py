@@ -5,47 +5,25 @@ crosses the bound; the ranks of a stage compute it together; logits go back to r
 as there are stages may be under way, so that all stages work.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sitsc.core.errors import ExecutionError, RankError
 from sitsc.core.plan import Stage
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.wire import STOP, decode, encode
 from sitsc.runtime.cpu_executor import CpuExecutor
+from sitsc.runtime.rank_messages import Messages, lost, together
 from sitsc.runtime.ranks import World
 from sitsc.runtime.sampler import Sampler, SamplerRow
 from sitsc.runtime.steps import Sampled
 
 _LENGTH, _STEP, _LOGITS, _VALUE = 1, 2, 3, 4  # tags of messages; a value's number is added
-_VERDICT_S = 12.0
 _PATIENCE = 20.0  # times the predicted time of a step, before its rank counts as stuck
-
-
-@dataclass(slots=True)
-class _Sent:
-    """Messages on their way: what they are made of must live until they have left."""
-
-    works: list[Any] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-
-    def add(self, tensor: Tensor, to: int, tag: int) -> None:
-        self.tensors.append(tensor)
-        self.works.append(dist.isend(tensor, to, tag=tag))
-
-    def step(self, numbers: Tensor, to: int) -> None:
-        self.add(torch.tensor([len(numbers)]), to, _LENGTH)
-        self.add(numbers, to, _STEP)
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +32,7 @@ class _Step:
 
     rows: tuple[SamplerRow, ...]
     logits: Tensor | None
-    sent: _Sent
+    sent: Messages
 
 
 class RankSteps:
@@ -71,10 +49,10 @@ class RankSteps:
 
     def submit(self, batch: StepBatch, rows: Sequence[SamplerRow]) -> _Step:
         """Compute the first stage and send the step on."""
-        numbers, sent = torch.tensor(encode(batch)), _Sent()
-        with self._together():
+        numbers, sent = torch.tensor(encode(batch)), Messages()
+        with together(self._world):
             for rank in range(1, self._world.tp):
-                sent.step(numbers, rank)
+                _send_step(sent, numbers, rank)
             outputs = self._compute(batch)
             if self._world.pp > 1:
                 self._pass_on(numbers, outputs, sent)
@@ -84,7 +62,7 @@ class RankSteps:
     def collect(self, step: _Step) -> Sampled:
         """Wait for the logits, and sample."""
         logits = step.logits
-        with self._together():
+        with together(self._world):
             if logits is None:
                 logits = torch.empty(len(step.rows), self._width)
                 if step.rows:
@@ -100,7 +78,7 @@ class RankSteps:
         if self._closed:
             return
         self._closed = True
-        sent = _Sent()
+        sent = Messages()
         for rank in range(1, self._world.tp) if self._world.rank == 0 else ():
             sent.add(torch.tensor([STOP]), rank, _LENGTH)
         if not self._world.is_last:
@@ -119,13 +97,13 @@ class RankSteps:
             self._quiet_receive(length)
             if int(length) == STOP:
                 break
-            with self._together():
+            with together(self._world):
                 numbers = torch.empty(int(length), dtype=torch.int64)
                 self._receive(numbers, world.before, _STEP)
                 batch = decode(numbers.tolist())
                 if world.stage:
                     self._incoming(batch)
-                outputs, sent = self._compute(batch), _Sent()
+                outputs, sent = self._compute(batch), Messages()
                 if not world.is_last:
                     self._pass_on(numbers, outputs, sent)
                 elif world.tp_rank == 0 and world.stage and len(batch.sampled_ids):
@@ -139,14 +117,14 @@ class RankSteps:
         try:
             dist.recv(length, self._world.before, tag=_LENGTH)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise lost(self._world, error) from error
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _pass_on(self, numbers: Tensor, outputs: list[Tensor], sent: _Sent) -> None:
+    def _pass_on(self, numbers: Tensor, outputs: list[Tensor], sent: Messages) -> None:
         """The step and what crosses the bound, to the rank of the same number."""
         after = self._world.after
-        sent.step(numbers, after)
+        _send_step(sent, numbers, after)
         for index, value in enumerate(outputs):
             sent.add(value.clone(memory_format=torch.contiguous_format), after, _VALUE + index)
 
@@ -163,16 +141,7 @@ class RankSteps:
         with self._world.watch.busy(_PATIENCE * self._executor.predicted_s(batch)):
             return self._executor.outputs(batch)
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """A failure of the network becomes the name of the rank that is lost."""
-        try:
-            yield
-        except (RuntimeError, ExecutionError) as error:
-            raise self._lost(error) from error
 
-    def _lost(self, error: Exception) -> RankError:
-        """Wait for the watch to say who is lost; it ends the process when it knows."""
-        what = self._world.watch.verdict(_VERDICT_S)
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return RankError(what or f"rank {self._world.rank}: {first}", hint="see what it wrote")
+def _send_step(sent: Messages, numbers: Tensor, to: int) -> None:
+    sent.add(torch.tensor([len(numbers)]), to, _LENGTH)
+    sent.add(numbers, to, _STEP)

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sitsc.commands.output import Json, Phases, bytes_text, phases, print_json, remark
+from sitsc.commands.output import (
+    Json,
+    Phases,
+    bytes_text,
+    phases,
+    print_json,
+    remark,
+    workload_text,
+)
 from sitsc.core.errors import OptionError
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition
@@ -95,7 +103,7 @@ def compile(  # the CLI name; the builtin is not used in this package
         pp=pp,
         ep=ep,
         slo=slo,
-        workload=read_text(workload),
+        workload="" if workload is None else workload_text(workload),
         allow_unknown_keys=tuple(allow_unknown_key or ()),
     )
     made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
@@ -103,16 +111,6 @@ def compile(  # the CLI name; the builtin is not used in this package
         print_json(made)
     else:
         print("\n".join(summary_lines(made)))
-
-
-def read_text(path: Path | None) -> str:
-    """The text of a workload file, "" without one. Raises OptionError."""
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--workload: {error}", hint="name a JSON file") from None
 
 
 def default_out(model: Path, target: str) -> Path:

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +55,14 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def workload_text(path: Path) -> str:
+    """The text of the file of --workload. Raises OptionError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--workload: {error}", hint="name a JSON file") from None
 
 
 def size_bytes(text: str | None) -> int | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sitsc.commands.output import Json, phases, print_json
+from sitsc.commands.output import Json, phases, print_json, workload_text
 from sitsc.commands.tune import model_folder
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import OptionError
@@ -92,8 +92,4 @@ def _workload(path: Path | None, prompt: int, output: int, concurrency: int) -> 
     for name, size in (("prompt", prompt), ("output", output), ("concurrency", concurrency)):
         if size:
             raise OptionError(f"--{name} beside --workload", hint="the file says it, leave one out")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--workload: {error}", hint="name a JSON file") from None
-    return read_workload(text, path.name)
+    return read_workload(workload_text(path), path.name)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sitsc.commands.output import Json, phases, print_json
+from sitsc.commands.output import Json, phases, print_json, workload_text
 from sitsc.commands.plan import read
 from sitsc.commands.tune import model_folder
 from sitsc.core.errors import OptionError
@@ -97,12 +97,8 @@ def _requests(
         raise OptionError(f"--requests {requests}: nothing to replay", hint="1 or more")
     if workload is None:
         return draw(requests or REQUESTS, rate or 0.0, seed, concurrency=concurrency or 0)
-    try:
-        text = workload.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--workload: {error}", hint="name a JSON file") from None
     return read_requests(
-        text,
+        workload_text(workload),
         workload.name,
         count=requests or 0,
         rate=rate or 0.0,

@@ -7,6 +7,10 @@ in order, its grid and the scratch it needs. `codegen` provides it; `passes` sch
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+# Programs of kernels between ranks: buffers that they meet at are planned for so many.
+MOST_PROGRAMS = 256  # of a collective: that a call is counted for
+CROSSING_PROGRAMS = 64  # of every send and receive: they wait for each other one by one
+
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
