@@ -21,6 +21,7 @@ from sitsc.commands import (
     compile,
     demo,
     export,
+    golden,
     lint,
     models,
     partition,
@@ -50,6 +51,7 @@ app.command()(run.run)
 app.command()(bench.bench)
 app.command()(partition.partition)
 app.command()(simulate.simulate)
+app.command()(golden.golden)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
 app.command()(verify.verify)
 app.command()(export.export)

@@ -23,6 +23,8 @@ PIPELINE += (
     "rank_lowering.py",
     "model_graphs.py",
     "plan_pipeline.py",
+    "golden_pipeline.py",
+    "golden_search.py",
 )
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sitsc.commands import golden_use
 from sitsc.commands.output import (
     Json,
     Phases,
@@ -57,12 +58,19 @@ _Check = Annotated[
 _Allowed = Annotated[
     list[str] | None, typer.Option(help="A key of config.json to ignore; repeatable.")
 ]
+_Golden = Annotated[
+    Path | None, typer.Option(help="Take the options of this file of sitsc golden.")
+]
+_Strict = Annotated[
+    bool, typer.Option("--golden-strict", help="Fail where the golden file is stale.")
+]
 _Dump = Annotated[
     Path | None, typer.Option(help="Folder for the text of the graph after every pass.")
 ]
 
 
 def compile(  # the CLI name; the builtin is not used in this package
+    context: typer.Context,
     model: _Model,
     out: _Out = None,
     target: _Target = "cpu",
@@ -84,33 +92,53 @@ def compile(  # the CLI name; the builtin is not used in this package
     check: _Check = False,
     allow_unknown_key: _Allowed = None,
     dump: _Dump = None,
+    golden: _Golden = None,
+    golden_strict: _Strict = False,
     as_json: Json = False,
 ) -> None:
     """Compile MODEL into an artifact; needs no weights in memory and no device."""
-    options = CompileOptions(
-        target=target,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        residual=residual,
-        max_context=max_context,
-        max_batch=max_batch,
-        prefill_chunk_tokens=prefill_chunk_tokens,
-        kv_tokens=kv_tokens,
-        page_tokens=page_tokens,
-        pack=pack,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        slo=slo,
-        workload="" if workload is None else workload_text(workload),
-        allow_unknown_keys=tuple(allow_unknown_key or ()),
-    )
-    made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
+    values: dict[str, Any] = {
+        "target": target,
+        "dtype": dtype,
+        "weights": weights,
+        "kv_dtype": kv_dtype,
+        "residual": residual,
+        "max_context": max_context,
+        "max_batch": max_batch,
+        "prefill_chunk_tokens": prefill_chunk_tokens,
+        "kv_tokens": kv_tokens,
+        "page_tokens": page_tokens,
+        "pack": pack,
+        "tp": tp,
+        "pp": pp,
+        "ep": ep,
+        "slo": slo,
+        "workload": "" if workload is None else workload_text(workload),
+        "allow_unknown_keys": tuple(allow_unknown_key or ()),
+    }
+    if golden is None:
+        if golden_strict:
+            raise OptionError(
+                "--golden-strict without --golden", hint="name a file, or leave it out"
+            )
+        options = CompileOptions(**values)
+        made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
+    else:
+        used = golden_use.use(golden, _given(context, values), golden_strict)
+        stale, place = used.before(model), out or default_out(model, used.place)
+        made = used.after(compile_to(model, place, used.options, check=check, dump=dump), stale)
     if as_json:
         print_json(made)
     else:
         print("\n".join(summary_lines(made)))
+
+
+def _given(context: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """The options that stand on the command line."""
+    named = golden_use.given_on_command_line(context)
+    if "allow_unknown_key" in named:
+        named.add("allow_unknown_keys")
+    return {name: value for name, value in values.items() if name in named}
 
 
 def default_out(model: Path, target: str) -> Path:
@@ -195,6 +223,7 @@ def summary_lines(made: dict[str, Any]) -> list[str]:
     return [
         f"{made['artifact']}  {how} in {made['seconds']:.1f} s for {made['target']}",
         f"plan       {made['plan']}",
+        *(golden_use.summary(made["golden"]) if "golden" in made else []),
         *([f"ranks      {made['ranks']}: {made['partition']}"] if made["ranks"] > 1 else []),
         f"weights    {bytes_text(made['weights_bytes'])}{inside}",
         *([] if plain else [pool]),

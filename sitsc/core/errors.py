@@ -71,6 +71,16 @@ class PolicyError(SitscError):
     """A policy for comparing plans cannot be read, or says what no comparison knows."""
 
 
+class GoldenError(SitscError):
+    """A golden configuration cannot be read or made, or nothing measured keeps its limits."""
+
+
+class StaleGoldenError(SitscError):
+    """A golden configuration is stale, and only a fresh one was asked for."""
+
+    exit_code = 1
+
+
 class MemoryPlanError(SitscError):
     """The plan does not fit the memory of the target."""
 

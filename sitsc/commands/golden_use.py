@@ -1,0 +1,176 @@
+"""Using golden configurations: reading files, holding them against today, compiling with them."""
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sitsc.core.errors import GoldenError, OptionError, StaleGoldenError
+from sitsc.core.golden import NOT_STORED, Golden, Now, read_golden, stale_reasons
+from sitsc.core.options import CompileOptions
+
+_AGAIN = "sitsc golden makes it again"
+_CHOSEN = ("slo", "workload")  # what a golden configuration has taken into account
+
+
+def read_file(path: Path) -> Golden:
+    """The record of a file. Raises GoldenError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        hint = "name a file that sitsc golden wrote"
+        raise GoldenError(f"no golden configuration: {error}", where=path.name, hint=hint) from None
+    return read_golden(text, path.name)
+
+
+def given_on_command_line(context: typer.Context) -> set[str]:
+    """Names of the parameters that stand on the command line."""
+    found = set()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            found.add(name)
+    return found
+
+
+def warn(text: str) -> None:
+    """A line on stderr, whoever reads it."""
+    print(f"sitsc: warning: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A golden configuration as a compile takes it, with what the command line says otherwise."""
+
+    file: Path
+    golden: Golden
+    options: CompileOptions
+    overrides: tuple[str, ...]
+    strict: bool
+
+    def before(self, model: Path) -> tuple[str, ...]:
+        """Why it is stale, told before anything is compiled.
+
+        With `strict` the plan is made and compared as well. Raises StaleGoldenError then.
+        """
+        from sitsc.golden_pipeline import now  # noqa: PLC0415  (imports torch: a second)
+
+        held = now(model, self.options, self.golden.devices, date.today(), plan=self.strict)
+        stale = self._reasons(held)
+        if self.strict and (stale or self.overrides):
+            why = "; ".join((*stale, *self.overrides))
+            raise StaleGoldenError(f"stale: {why}", where=self.file.name, hint=_AGAIN)
+        for text in self.overrides:
+            warn(f"{self.file.name}: {text}; its figures are of other options")
+        for text in stale:
+            warn(f"{self.file.name} is stale: {text}")
+        return stale
+
+    def after(self, made: dict[str, Any], stale: tuple[str, ...]) -> dict[str, Any]:
+        """What came of the compile, with what it says about the golden configuration."""
+        held = Now(date.min, plan=made["plan"], runs=made["runs"])
+        more = () if stale else self._reasons(held)
+        for text in more:
+            warn(f"{self.file.name} is stale: {text}")
+        golden: dict[str, Any] = {
+            "file": str(self.file),
+            "name": self.golden.best.name,
+            "status": self.golden.status,
+            "expires": self.golden.expires.isoformat(),
+            "replicas": self.golden.best.replicas,
+            "overrides": list(self.overrides),
+            "stale": [*stale, *more],
+        }
+        return made | {"golden": golden}
+
+    @property
+    def place(self) -> str:
+        """The target as artifacts are named by it: h200:2."""
+        count = self.options.num_ranks
+        return self.options.target + (f":{count}" if count > 1 else "")
+
+    def _reasons(self, held: Now) -> tuple[str, ...]:
+        """A plan of other options, of another model or target says nothing."""
+        reasons = stale_reasons(self.golden, replace(held, plan=""))
+        other = held.fingerprint not in ("", self.golden.model.fingerprint)
+        other |= held.target not in ("", self.golden.target)
+        if self.overrides or other:
+            return reasons
+        return stale_reasons(self.golden, held)
+
+
+def summary(golden: dict[str, Any]) -> list[str]:
+    """What `after` adds, for people."""
+    state = "stale" if golden["stale"] else f"fresh until {golden['expires']}"
+    found = [f"golden     {golden['name']} ({golden['status']}; {state})"]
+    if golden["replicas"] > 1:
+        found.append(f"replicas   {golden['replicas']} of this artifact make up the configuration")
+    return found
+
+
+def use(path: Path, given: dict[str, Any], strict: bool) -> Used:
+    """The golden configuration of a file under the options `given` on the command line.
+
+    An option given wins over the file's. Raises GoldenError, OptionError.
+    """
+    golden = read_file(path)
+    for name in _CHOSEN:
+        if name in given:
+            what = f"--{name} beside --golden"
+            raise OptionError(what, hint="the file has taken it into account: leave one out")
+    given = dict(given)
+    if "target" in given:
+        given["target"] = _target(golden, given["target"])
+    stored: dict[str, Any] = dict(golden.options)
+    alone: dict[str, Any] = {"target": golden.target} | given
+    asked = CompileOptions(**alone)  # names and values as they count
+    options = CompileOptions(**(stored | given))
+    known = {f.name for f in fields(CompileOptions)} - set(NOT_STORED)
+    differ = [n for n in given if n in known and getattr(asked, n) != stored.get(n)]
+    told = tuple(
+        f"--{n.replace('_', '-')} {getattr(asked, n)} in place of its {stored.get(n)}"
+        for n in sorted(differ)
+    )
+    return Used(path, golden, options, told, strict)
+
+
+def _target(golden: Golden, target: str) -> str:
+    """The target without its devices. Raises OptionError where the file is for others."""
+    name, colon, number = target.partition(":")
+    if colon and number != str(golden.devices):
+        what = f"--target {target}: the golden configuration is for {golden.devices} devices"
+        raise OptionError(what, hint=f"sitsc golden MODEL --target {target} makes another")
+    return name
+
+
+def check_files(files: Collection[Path], model: str) -> list[dict[str, Any]]:
+    """What each file is today: "stale" holds the reasons, `compared` whether its plan was made.
+
+    `model` is a preset or a path ("": that of the file where it is a preset). Raises SitscError.
+    """
+    from sitsc.commands.tune import model_folder  # noqa: PLC0415
+    from sitsc.golden_pipeline import data_digests, now  # noqa: PLC0415  (imports torch: a second)
+
+    found = []
+    for path in files:
+        golden, today = read_file(path), date.today()
+        name = model or (golden.model.name if golden.model.preset else "")
+        if name:
+            with model_folder(name) as folder:
+                held = now(folder, golden.compile_options(), golden.devices, today, plan=True)
+        else:
+            held = Now(today, data=data_digests(golden.target, golden.devices))
+        found.append(
+            {
+                "file": str(path),
+                "stale": list(stale_reasons(golden, held)),
+                "compared": bool(name),
+                "status": golden.status,
+                "expires": golden.expires.isoformat(),
+            }
+        )
+    return found
