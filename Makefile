@@ -1,4 +1,5 @@
-# Needs Python 3.11 or newer, make and g++; everything else is installed into .venv.
+# Needs Python 3.11 or newer, make and g++; everything else is installed into .venv, but for Chromium,
+# in which tests look at pages: apt-get installs it where none is found.
 #   make demo   a real model from download to answer
 #   make test   lint, types and all CPU tests (TESTS=tests/core to run some, WORKERS=4 processes)
 #   make plans  golden plans of presets and targets anew (PLANS=folder to write them elsewhere)
@@ -21,13 +22,21 @@ PLANS ?= plans
 WORKERS ?= 2
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test plans lint format clean
+BROWSERS := chromium chromium-browser google-chrome
+CHROMIUM := apt-get install -qq -y --no-install-recommends chromium
+
+.PHONY: demo test browser plans lint format clean
 
 demo: $(INSTALLED)
 	$(BIN)/sitsc demo
 
-test: lint $(MODEL) $(MINILM)
+test: lint browser $(MODEL) $(MINILM)
 	SITSC_SMOLLM2=$(MODEL) SITSC_MINILM=$(MINILM) $(PYTEST) $(TESTS)
+
+browser:
+	@for name in $(BROWSERS); do command -v $$name > /dev/null && exit 0; done; \
+	{ $(CHROMIUM) || { apt-get update -qq && $(CHROMIUM); }; } > /dev/null 2>&1 || \
+	{ echo "tests of pages need Chromium: apt-get install chromium"; exit 1; }
 
 plans: $(INSTALLED)
 	$(BIN)/sitsc plan make --list plans/plans.toml --jobs $(WORKERS) -o $(PLANS)

@@ -26,6 +26,7 @@ from sitsc.commands import (
     models,
     partition,
     plan,
+    report,
     run,
     simulate,
     tune,
@@ -53,6 +54,7 @@ app.command()(partition.partition)
 app.command()(simulate.simulate)
 app.command()(golden.golden)
 app.add_typer(plan.app, name="plan", no_args_is_help=True)
+app.command()(report.report)
 app.command()(verify.verify)
 app.command()(export.export)
 app.command()(demo.demo)

@@ -23,6 +23,7 @@ PIPELINE += (
     "rank_lowering.py",
     "model_graphs.py",
     "plan_pipeline.py",
+    "report_pipeline.py",
     "golden_pipeline.py",
     "golden_search.py",
 )

@@ -18,7 +18,7 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
     regime of a plain one.
     """
     plain = plan.kind == PLAIN
-    sections = [_labelled(_plain_facts(plan) if plain else _facts(plan))]
+    sections = [_labelled(fact_rows(plan))]
     if partition := parallel_lines(plan.parallel):
         sections.append(partition)
     sections += [_stages(plan)] if plan.stages else []
@@ -26,6 +26,11 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
     sections += [_memory(plan), *([] if plain else [_kv(plan)]), _predictions(plan)]
     sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]
     return [line for section in sections for line in ("", *section)][1:]
+
+
+def fact_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What a plan is of and for, each fact under its label."""
+    return _plain_facts(plan) if plan.kind == PLAIN else _facts(plan)
 
 
 def _stages(plan: Plan) -> list[str]:
