@@ -14,7 +14,7 @@ from sitsc.core.errors import PlanError
 from sitsc.core.plan import Plan, Regime
 from sitsc.core.report.kinds import kind_of_class
 
-__all__ = ["KernelClass", "Line", "Measurements", "measurements", "why_none"]
+__all__ = ["KernelClass", "Line", "Measurements", "beside", "measurements"]
 
 _ATTENTION = "attention_decode"  # the class whose work follows the context
 
@@ -53,15 +53,14 @@ def measurements(plan: Plan, file: Path) -> Measurements:
     return Measurements(actual, found, classes)
 
 
-def why_none(plan: Plan, file: Path) -> str:
-    """Why measurements beside an artifact are not shown; empty where they are."""
+def beside(plan: Plan, file: Path) -> tuple[Measurements | None, str]:
+    """What lies beside an artifact, or None and the reason, in a sentence."""
     if not file.is_file():
-        return f"Nothing was measured: there is no {file.name} beside the artifact."
+        return None, f"Nothing was measured: there is no {file.name} beside the artifact."
     try:
-        measurements(plan, file)
+        return measurements(plan, file), ""
     except PlanError as error:
-        return f"{file.name} is not shown: {error.what}."
-    return ""
+        return None, f"{file.name} is not shown: {error.what}."
 
 
 def _regime(plan: Plan, row: MeasuredKernels) -> Regime:

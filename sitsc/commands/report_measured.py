@@ -12,24 +12,22 @@ from sitsc.commands.report_axes import number, si
 from sitsc.commands.report_axes import time_text as time
 from sitsc.commands.report_roofline import LEAST, Reached
 from sitsc.core.plan import Plan
-from sitsc.report_pipeline import KernelClass, Line, Measurements, measurements, why_none
+from sitsc.report_pipeline import KernelClass, Line, Measurements, beside, measurements
 
 _LEAST_AXIS = 0.1  # of the errors, to both sides
 _NONE = "–"
 
 
-def find(plan: Plan, beside: Path | None, file: Path | None) -> tuple[Measurements | None, str]:
-    """What was measured, from `file` or from beside the artifact; else why nothing is shown.
+def find(plan: Plan, place: Path | None, file: Path | None) -> tuple[Measurements | None, str]:
+    """What was measured, from `file` or from `place` beside the artifact; else why there is none.
 
     Raises PlanError for a file that was named and does not belong to the plan.
     """
     if file is not None:
         return measurements(plan, file), ""
-    if beside is None:
+    if place is None:
         return None, "Nothing was measured: this is a plan alone, not an artifact."
-    if why := why_none(plan, beside):
-        return None, why
-    return measurements(plan, beside), ""
+    return beside(plan, place)
 
 
 def reached(found: Measurements | None) -> dict[str, list[Reached]]:

@@ -129,7 +129,7 @@ def _parallel(plan: Plan) -> dict[str, Any]:
         "micro_batch": parallel.micro_batch,
         "chunk": parallel.chunk_tokens,
         "rows": [_alternative(a) for a in ranked],
-        "stages": [lane_title(plan, lane) for lane in _stage_lanes(plan)],
+        "stages": _stages(plan),
         "cuts": [
             (
                 f"{cut.low_tokens} to {cut.high_tokens} tokens",
@@ -151,8 +151,11 @@ def _parallel(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _stage_lanes(plan: Plan):  # noqa: ANN202
-    return lanes(plan, plan.stages[0].regimes[0].name) if plan.stages else ()
+def _stages(plan: Plan) -> list[str]:
+    """Titles of the stages, none where one rank runs all."""
+    if not plan.stages:
+        return []
+    return [lane_title(plan, lane) for lane in lanes(plan, plan.stages[0].regimes[0].name)]
 
 
 def _alternative(a: Alternative) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def chromium() -> Iterator[Browser]:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.fail("tests of pages need Chromium: make browser")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--disable-dev-shm-usage"]  # in containers it is small
+    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=arguments)
         try:
