@@ -24,6 +24,12 @@ _SWITCHES = ("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "USE_IR_L
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
+# What a kernel between ranks does once to each word: sent or read twice, it would be taken for the
+# next call's. The compiler does it twice where it wants the value in two layouts of threads.
+_ONCE = {
+    "arrived": "ld.relaxed.sys.global.v4.b32",
+    "send16": "st.relaxed.sys.global.v4.b32",
+}
 _DESCRIPTOR = re.compile(r"tensordesc<bf16\[([\d,]+)\]>")
 
 
@@ -64,6 +70,7 @@ def compile_unchecked(source: KernelSource, sm: int) -> CompiledKernel:
         with contextlib.redirect_stdout(log):
             compiled = _compile(source, sm)
         ptxas = _ptxas_version(sm)
+    _check_once(source, compiled.asm["ttgir"])
     metadata = _metadata(source, sm, compiled.metadata._asdict(), log.getvalue(), ptxas)
     return CompiledKernel(compiled.asm["cubin"], metadata)
 
@@ -136,6 +143,22 @@ def _compile(source: KernelSource, sm: int) -> Any:
             where=where,
             hint="compile it alone to see Triton's own message",
         ) from error
+
+
+def _check_once(source: KernelSource, program: str) -> None:
+    """Raises CompileError where Triton's `program` sends or reads words of ranks more than once."""
+    for function, instruction in _ONCE.items():
+        if f"def {function}(" not in source.text:
+            continue
+        body = source.text.split(f"def {function}(", 1)[1].split("@triton.jit", 1)[0]
+        calls = len(re.findall(rf"\b{function}\(", source.text)) - 1
+        wanted, found = calls * body.count(instruction), program.count(instruction)
+        if found != wanted:
+            raise CompileError(
+                f"the compiler made {found} exchanges of words between ranks out of {wanted}",
+                where=source_name(source),
+                hint="another number of warps, so that a thread has one word",
+            )
 
 
 def _program(function: Any, source: KernelSource) -> Any:

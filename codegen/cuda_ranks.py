@@ -20,6 +20,7 @@ _UP = 1 << 30
 _FEW, _MANY = 1024, 4096  # vectors of all ranks in a block: up to there one or two to a thread
 _REGISTERS = 65536  # of a multiprocessor, on all that there is code for
 _MOST_REGISTERS = 255
+_MOST_THREADS = 1024
 _WARP = 32  # threads; with fewer vectors two of them would read a slot
 _COMMON = {"peers_ptr": "*i64", "calls_ptr": "*i64"}
 
@@ -118,17 +119,17 @@ def share_ids(
     *,
     ranks: int,
     max_sequences: int = 256,
-    num_warps: int = 4,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
     """sampled_ids of rank 0 on all ranks; ids and error numbers are below 2**30 in size."""
     names = {"ids_ptr": "*i64", "slots_ptr": "*i32"} | _COMMON | {"num_sequences": "i32"}
+    block = min(_MOST_THREADS, max(_WARP, power_of_two(max_sequences)))
     return make(
         "share_ids",
         tuple(names.items()),
-        {"BLOCK": power_of_two(max_sequences)},
-        num_warps,
+        {"BLOCK": block},
+        block // _WARP,
         pdl,
         early,
         ranks=ranks,

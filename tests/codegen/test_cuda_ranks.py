@@ -1,11 +1,13 @@
 """Kernels between ranks: at real sizes as machine code without a GPU, and what they refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sitsc.codegen import cuda_ranks
 from sitsc.codegen.aot import compile_kernels
+from sitsc.codegen.aot_kernel import compile_unchecked
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
@@ -63,6 +65,17 @@ def test_rows_that_are_no_whole_vectors_are_taken_together():
     assert cuda_ranks.all_reduce(ranks=2, columns=1, norm=False).constants["H"] == 8
     assert cuda_ranks.send(inner_bytes=72).constants["INNER"] == 144
     assert cuda_ranks.receive(inner_bytes=16).constants["INNER"] == 16
+
+
+def test_words_that_a_compiler_would_read_twice_are_refused():
+    """With two ids to a thread Triton reads every slot in two layouts: one resets what the other
+    still waits for."""
+    twice = replace(cuda_ranks.share_ids(ranks=2), num_warps=4)
+    with pytest.raises(CompileError, match="2 exchanges of words between ranks out of 1"):
+        compile_unchecked(twice, 90)
+    for most in (1, 256, 5000):
+        once = cuda_ranks.share_ids(ranks=2, max_sequences=most)
+        assert once.constants["BLOCK"] == 32 * once.num_warps
 
 
 def test_errors_name_what_cannot_be():
