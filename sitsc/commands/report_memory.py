@@ -77,7 +77,7 @@ def arena_plot(plan: Plan, regime: str, stage: int) -> dict[str, Any]:
     return {
         "height": HEIGHT,
         "boxes": boxes,
-        "ticks": down.ticks(lambda v: bytes_text(v) if v else "0", most=5),
+        "ticks": down.ticks(_tick),
         "spans": [
             {
                 "x": number(across.at(s.low)),
@@ -94,6 +94,10 @@ def arena_plot(plan: Plan, regime: str, stage: int) -> dict[str, Any]:
         "largest": [_row(b, regime) for b in largest[:_MANY]],
         "more": max(0, len(largest) - _MANY),
     }
+
+
+def _tick(size: float) -> str:
+    return bytes_text(size).replace(".0 ", " ") if size else "0"
 
 
 def _name(buffer: ArenaBuffer, regime: str) -> str:
