@@ -47,6 +47,7 @@ from sitsc.pipeline import Progress, inspect, plan_checkpoint
 
 if TYPE_CHECKING:
     from sitsc.model_graphs import ModelGraphs
+    from sitsc.passes.planner import ModelFacts
 
 __all__ = ["Day", "Slo", "Wish", "Workload", "data_digests", "make", "now", "read_slo"]
 __all__ += ["fingerprint", "options_of", "read_workload"]
@@ -133,7 +134,7 @@ def make(
 
     checkpoint = inspect(model, wish.options)
     options = _with_context(wish, lowering.model_facts(checkpoint, wish.options).tokens.max_context)
-    facts = lowering.model_facts(checkpoint, options)
+    facts = _facts(checkpoint, options, wish)
     dtypes = lowering.resolve_dtypes(checkpoint.config, options)
     graphs = ModelGraphs(checkpoint)
     progress("trace", 0.0)
@@ -177,6 +178,19 @@ def _with_context(wish: Wish, usual: int) -> CompileOptions:
             hint=f"--max-context {need}, or leave it out",
         )
     return replace(options, max_context=max(usual, need))
+
+
+def _facts(checkpoint: Checkpoint, options: CompileOptions, wish: Wish) -> "ModelFacts":
+    """Raises OptionError for a workload that is longer than the model's positions."""
+    from sitsc import lowering  # noqa: PLC0415  (as make)
+
+    try:
+        return lowering.model_facts(checkpoint, options)
+    except OptionError as error:
+        if wish.options.max_context:
+            raise
+        what = f"the workload's longest prompt and output have {wish.workload.most_tokens} tokens"
+        raise OptionError(f"{what}: {error.what}", hint="a --workload of shorter ones") from None
 
 
 def _planned(
@@ -239,7 +253,7 @@ def _candidate(config: Config, own: CompileOptions, plan: Plan) -> GoldenCandida
         predicted=config.figures,
         ttft_error=config.ttft_error,
         tpot_error=config.tpot_error,
-        not_measured="not asked for",
+        not_measured="not yet",
         measured=None,
     )
 

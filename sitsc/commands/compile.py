@@ -125,8 +125,8 @@ def compile(  # the CLI name; the builtin is not used in this package
         made = compile_to(model, out or default_out(model, target), options, check=check, dump=dump)
     else:
         used = golden_use.use(golden, _given(context, values), golden_strict)
-        stale, place = used.before(model), out or default_out(model, used.place)
-        made = used.after(compile_to(model, place, used.options, check=check, dump=dump), stale)
+        held, place = used.before(model), out or default_out(model, used.place)
+        made = used.after(compile_to(model, place, used.options, check=check, dump=dump), held)
     if as_json:
         print_json(made)
     else:

@@ -96,9 +96,8 @@ def golden(
         raise OptionError("no model", hint="name a preset or a model folder")
     if candidates is not None and given & {"out", "measured", "dry_run"}:
         raise OptionError("--candidates writes no file", hint="--measure-from writes it: -o there")
-    count = devices if "devices" in given else 0
     options = CompileOptions(
-        target=_with_devices(target, count),
+        target=_with_devices(target, devices if "devices" in given else None),
         dtype=dtype,
         weights=weights,
         kv_dtype=kv_dtype,
@@ -107,7 +106,7 @@ def golden(
         allow_unknown_keys=tuple(allow_unknown_key or ()),
     )
     wish = _wish(options, slo, workload)
-    reason = "not asked for" if measured is False or candidates else why_not(options.target)
+    reason = "not asked for" if measured is False else "" if candidates else why_not(options.target)
     if measured and reason:
         raise DeviceError(f"--measure: {reason}", hint="leave it out, or --candidates DIR")
     made = _make(what[0], wish, expires_days, reason, random_weights, candidates)
@@ -124,9 +123,9 @@ def _only(given: set[str], allowed: set[str], what: str) -> None:
         raise OptionError(f"--{option} means nothing with {what}", hint="leave it out")
 
 
-def _with_devices(target: str, count: int) -> str:
+def _with_devices(target: str, count: int | None) -> str:
     """The target with its devices. Raises OptionError where two say how many."""
-    if not count:
+    if count is None:
         return target
     if ":" in target:
         raise OptionError(f"--devices {count} beside {target}", hint="say it once")

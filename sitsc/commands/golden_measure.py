@@ -1,20 +1,15 @@
 """The candidates of a golden configuration as artifacts, and measured on this machine.
 
-In: a record of predicted figures. Out: artifacts in a folder; the same record with what
-`sitsc bench` measures of them, and the best by that. One rank on the CPU is measured in this
-process, everything else by a `sitsc bench` of its own.
+In: a record of predicted figures. Out: artifacts in a folder; the same record with what was
+measured of them, and the best by that.
 """
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sitsc.core.actual import TPOT, TTFT, Actual, Measured, read_actual
-from sitsc.core.errors import ExecutionError, GoldenError, OptionError, SitscError
+from sitsc.commands.golden_probe import Ask, probe
+from sitsc.core.errors import GoldenError, SitscError
 from sitsc.core.golden import (
     Golden,
     GoldenCandidate,
@@ -25,12 +20,7 @@ from sitsc.core.golden import (
 )
 from sitsc.core.golden_choice import choose, measured_figures
 
-if TYPE_CHECKING:
-    from sitsc.core.plan import Plan
-
 RECORD = "golden.toml"  # in a folder of candidates
-STEPS, REPEATS = 48, 3
-_WARM_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +92,7 @@ def why_not(target: str) -> str:
 
 def too_few(golden: Golden, candidate: GoldenCandidate) -> str:
     """What a candidate needs more than this machine has, or ""."""
-    ranks = compile_options(golden.options | candidate.options).num_ranks
+    ranks = _num_ranks(golden, candidate)
     if golden.target.startswith("cpu"):
         return ""
     import torch  # noqa: PLC0415
@@ -125,8 +115,9 @@ def measure(
     found: list[GoldenCandidate] = []
     failed: list[GoldenRejected] = []
     for index, candidate in enumerate(golden.candidates):
-        progress("measure", index / len(golden.candidates))
         _check(place_of(folder, index), candidate)
+    for index, candidate in enumerate(golden.candidates):
+        progress("measure", index / len(golden.candidates))
         if reason := too_few(golden, candidate):
             found.append(replace(candidate, not_measured=reason))
             continue
@@ -153,89 +144,28 @@ def _check(root: Path, candidate: GoldenCandidate) -> None:
 def _measured(
     golden: Golden, candidate: GoldenCandidate, root: Path, weights: Weights
 ) -> GoldenMeasured:
-    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (imports torch)
-
-    plan = open_artifact(root).plan
-    alone = plan.num_ranks == 1 and golden.target.startswith("cpu")
-    actual = (_here if alone else _benched)(golden, plan, root, weights)
-    tpot, ttft = _point(actual, TPOT), _point(actual, TTFT)
-    outputs = golden.asked.output_tokens
+    on_gpu = not golden.target.startswith("cpu")
+    ask = Ask(
+        root=str(root),
+        num_ranks=_num_ranks(golden, candidate),
+        on_gpu=on_gpu,
+        random_weights=weights.random,
+        weights=str(weights.folder or ""),
+        context_tokens=golden.asked.context,
+        prompt_tokens=golden.asked.prompt_tokens,
+    )
+    found, outputs = probe(ask), golden.asked.output_tokens
     return GoldenMeasured(
-        figures=measured_figures(candidate.predicted, outputs, ttft.value, tpot.value),
-        sequences=tpot.sequences,
-        context=tpot.context,
+        figures=measured_figures(candidate.predicted, outputs, found.ttft_ms, found.tpot_ms),
+        sequences=found.sequences,
+        context=found.context,
         weights=weights.name,
-        hardware=actual.hardware,
-        versions=actual.versions,
-        commit=actual.commit,
-        date=actual.date,
+        hardware=found.hardware,
+        versions=found.versions,
+        commit=found.commit,
+        date=found.date,
     )
 
 
-def _point(actual: Actual, kind: str) -> Measured:
-    found = next((point for point in actual.points if point.kind == kind), None)
-    if found is None:
-        raise ExecutionError(f"sitsc bench has no {kind.upper()}: its sizes do not fit the plan")
-    return found
-
-
-def _sizes(golden: Golden, plan: "Plan") -> tuple[int, int]:
-    """Sequences, and the tokens before each: about the workload's mean, or what fits the pool."""
-    from sitsc.runtime.engine_measure import decode_steps  # noqa: PLC0415  (imports torch)
-
-    own = plan.of_rank(0)
-    batch, page = own.schedule.max_batch, own.kv[0].page_tokens
-    context = max(1, golden.asked.context - STEPS // 2 - _WARM_STEPS)
-    while True:
-        try:
-            decode_steps(own, batch, context, STEPS)
-        except OptionError:
-            if context <= 1:
-                raise
-            context = max(1, context - page)
-            continue
-        return batch, context
-
-
-def _here(golden: Golden, plan: "Plan", root: Path, weights: Weights) -> Actual:
-    """One rank on the CPU, through the engine."""
-    from sitsc.commands.bench import environment  # noqa: PLC0415
-    from sitsc.core.actual import SCHEMA  # noqa: PLC0415
-    from sitsc.runtime.engine_measure import measure_tpot, measure_ttft  # noqa: PLC0415
-    from sitsc.runtime.loader import load  # noqa: PLC0415
-
-    batch, context = _sizes(golden, plan)
-    session = load(root, weights=weights.folder, random_weights=weights.random)
-    tpot = measure_tpot(session, batch, context, STEPS)
-    ttft = measure_ttft(session, golden.asked.prompt_tokens, REPEATS)
-    session.close()
-    facts = environment()
-    points = (
-        Measured("tpot", TPOT, tpot.tpot_ms, sequences=batch, context=tpot.mean_context),
-        Measured("ttft", TTFT, ttft.median_ms, tokens=ttft.tokens),
-    )
-    named = (root.stem, plan.target.name, facts["hardware"], facts["versions"], facts["commit"])
-    digests = (plan.sha256(), plan.runs())
-    return Actual(SCHEMA, *digests, *named, facts["date"], points, None, ())
-
-
-def _benched(golden: Golden, plan: "Plan", root: Path, weights: Weights) -> Actual:
-    """A `sitsc bench` of its own: a GPU is empty for each, ranks are processes anyway."""
-    batch, context = _sizes(golden, plan)
-    command = [sys.executable, "-m", "sitsc.cli", "bench", str(root), "--json"]
-    sizes = {"batch": batch, "context": context, "prompt": golden.asked.prompt_tokens}
-    for name, size in (sizes | {"steps": STEPS}).items():
-        command += [f"--{name}", str(size)]
-    if plan.num_ranks > 1:
-        command += ["--nproc", str(plan.num_ranks)]
-    if not golden.target.startswith("cpu"):
-        command += ["--quick", "--random-weights"] if weights.random else ["--quick"]
-        command += ["--weights", str(weights.folder)] if weights.folder else []
-    with tempfile.TemporaryDirectory(prefix="sitsc-golden-") as folder:
-        place = Path(folder) / "actual.json"
-        command += ["--actual", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ExecutionError(last.removeprefix("sitsc: "))
-        return read_actual(place)
+def _num_ranks(golden: Golden, candidate: GoldenCandidate) -> int:
+    return compile_options(golden.options | candidate.options).num_ranks

@@ -52,15 +52,19 @@ class Used:
     overrides: tuple[str, ...]
     strict: bool
 
-    def before(self, model: Path) -> tuple[str, ...]:
-        """Why it is stale, told before anything is compiled.
+    def before(self, model: Path) -> Now:
+        """What is true before anything is compiled; says why the file is stale.
 
         With `strict` the plan is made and compared as well. Raises StaleGoldenError then.
         """
         from sitsc.golden_pipeline import now  # noqa: PLC0415  (imports torch: a second)
 
-        held = now(model, self.options, self.golden.devices, date.today(), plan=self.strict)
-        stale = self._reasons(held)
+        today, devices = date.today(), self.golden.devices
+        held = now(model, self.options, devices, today, plan=False)
+        stale = stale_reasons(self.golden, held)
+        if self.strict and not stale and not self.overrides:
+            held = now(model, self.options, devices, today, plan=True)
+            stale = stale_reasons(self.golden, held)
         if self.strict and (stale or self.overrides):
             why = "; ".join((*stale, *self.overrides))
             raise StaleGoldenError(f"stale: {why}", where=self.file.name, hint=_AGAIN)
@@ -68,14 +72,20 @@ class Used:
             warn(f"{self.file.name}: {text}; its figures are of other options")
         for text in stale:
             warn(f"{self.file.name} is stale: {text}")
-        return stale
+        return held
 
-    def after(self, made: dict[str, Any], stale: tuple[str, ...]) -> dict[str, Any]:
-        """What came of the compile, with what it says about the golden configuration."""
-        held = Now(date.min, plan=made["plan"], runs=made["runs"])
-        more = () if stale else self._reasons(held)
-        for text in more:
-            warn(f"{self.file.name} is stale: {text}")
+    def after(self, made: dict[str, Any], held: Now) -> dict[str, Any]:
+        """What came of the compile, with what it says about the golden configuration.
+
+        The plan of other options says nothing.
+        """
+        stale = stale_reasons(self.golden, held)
+        if not self.overrides:
+            planned = replace(held, plan=made["plan"], runs=made["runs"])
+            found = stale_reasons(self.golden, planned)
+            for text in found[len(stale) :]:
+                warn(f"{self.file.name} is stale: {text}")
+            stale = found
         golden: dict[str, Any] = {
             "file": str(self.file),
             "name": self.golden.best.name,
@@ -83,7 +93,7 @@ class Used:
             "expires": self.golden.expires.isoformat(),
             "replicas": self.golden.best.replicas,
             "overrides": list(self.overrides),
-            "stale": [*stale, *more],
+            "stale": list(stale),
         }
         return made | {"golden": golden}
 
@@ -92,15 +102,6 @@ class Used:
         """The target as artifacts are named by it: h200:2."""
         count = self.options.num_ranks
         return self.options.target + (f":{count}" if count > 1 else "")
-
-    def _reasons(self, held: Now) -> tuple[str, ...]:
-        """A plan of other options, of another model or target says nothing."""
-        reasons = stale_reasons(self.golden, replace(held, plan=""))
-        other = held.fingerprint not in ("", self.golden.model.fingerprint)
-        other |= held.target not in ("", self.golden.target)
-        if self.overrides or other:
-            return reasons
-        return stale_reasons(self.golden, held)
 
 
 def summary(golden: dict[str, Any]) -> list[str]:

@@ -212,7 +212,12 @@ def _comment(golden: Golden) -> str:
         f"({golden.status}; {golden.asked.slo_text()}). sitsc golden made it and makes it again;",
         "sitsc compile --golden takes it. Not to be edited: the digest covers all but comments.",
     ]
-    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    return "".join(f"# {_shown(line)}\n" for line in lines)
+
+
+def _shown(line: str) -> str:
+    """In a comment names are for people: what cannot be printed is a question mark."""
+    return "".join(char if char.isprintable() else "?" for char in line)
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -277,8 +282,13 @@ class Now:
 
 
 def stale_reasons(golden: Golden, now: Now) -> tuple[str, ...]:
-    """Why a golden configuration is stale, one line each; none for a fresh one."""
+    """Why a golden configuration is stale, one line each; none for a fresh one.
+
+    The plan of another model or target is another anyway, and not told; it comes last.
+    """
     found = []
+    other = now.fingerprint not in ("", golden.model.fingerprint)
+    other |= now.target not in ("", golden.target)
     if now.today >= golden.expires:
         found.append(f"it expired on {golden.expires}")
     own = golden.model
@@ -290,7 +300,7 @@ def stale_reasons(golden: Golden, now: Now) -> tuple[str, ...]:
     elif now.data is not None:
         names = sorted({n for n, _ in golden.data.items() ^ now.data.items()})
         found += [f"{name} is no more what it was" for name in names]
-    if now.plan and now.plan != golden.best.plan:
+    if now.plan and not other and now.plan != golden.best.plan:
         how = "it runs otherwise" if now.runs != golden.best.runs else "it only predicts otherwise"
         change = f"{golden.best.plan[:12]} → {now.plan[:12]}"
         found.append(f"the compiler makes another plan ({change}): {how}")
