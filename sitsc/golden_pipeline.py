@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sitsc.build_info import bytes_digest, versions
 from sitsc.core.calibration import calibration_for
 from sitsc.core.canonical import digest
-from sitsc.core.errors import GoldenError, OptionError, SitscError
+from sitsc.core.errors import GoldenError, OptionError, SitscError, UnsupportedModelError
 from sitsc.core.golden import (
     SCHEMA,
     Golden,
@@ -30,6 +30,7 @@ from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
+from sitsc.frontend.encoder import is_encoder
 from sitsc.frontend.lint import key_uses
 from sitsc.golden_search import Choice, Config, choices, rejected_of, search_configs
 from sitsc.partition_pipeline import (
@@ -132,6 +133,9 @@ def make(
     from sitsc import lowering, rank_lowering  # noqa: PLC0415  (transformers and the passes)
     from sitsc.model_graphs import ModelGraphs  # noqa: PLC0415
 
+    if is_encoder(open_checkpoint(model)):
+        what = f"{name} is an encoder: there is no batch, chunk or pool to choose"
+        raise UnsupportedModelError(what, hint="sitsc compile takes it as it is")
     checkpoint = inspect(model, wish.options)
     options = _with_context(wish, lowering.model_facts(checkpoint, wish.options).tokens.max_context)
     facts = _facts(checkpoint, options, wish)

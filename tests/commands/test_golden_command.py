@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
@@ -14,11 +15,12 @@ from torch import fx, nn
 
 from sitsc import golden_pipeline, lowering
 from sitsc.codegen import cpu
-from sitsc.commands import golden_measure
+from sitsc.commands import golden_measure, golden_probe
 from sitsc.commands.golden_measure import Weights, measure, place_of
 from sitsc.core.errors import ExecutionError, GoldenError
 from sitsc.core.golden import Golden, finished, read_golden
 from sitsc.core.options import CompileOptions
+from sitsc.core.records import from_value, to_value
 from sitsc.models.random_checkpoint import write_random
 from sitsc.pipeline import inspect, plan_checkpoint
 from tests.commands.command_line import Result, call
@@ -180,6 +182,18 @@ def test_candidates_are_compiled_here_and_measured_there(
     call(capfd, "golden", "--measure-from", tmp_path).refused(2, "no candidates in")
 
 
+def test_a_process_of_its_own_answers_in_a_file(tiny_artifact: Path, tmp_path: Path):
+    """What a GPU's candidate, or rank 0 of several, does."""
+    files = [tmp_path / "ask.json", tmp_path / "answer.json"]
+    ask = golden_probe.Ask(str(tiny_artifact), 1, False, False, "", 40, 24)
+    for told, words in ((ask, ""), (replace(ask, root=str(tmp_path)), "is not an artifact")):
+        files[0].write_text(json.dumps(to_value(told)))
+        assert golden_probe.main(*map(str, files)) == bool(words)
+        answer = from_value(golden_probe.Answer, json.loads(files[1].read_text()), "answer")
+        assert words in answer.error and (answer.tpot_ms > 0) == (answer.error == "")
+    assert golden_probe._run([sys.executable, "-c", "exit('no GPU')"], 1) == "no GPU"
+
+
 def test_what_fails_and_what_needs_more_gpus(made: Path, tmp_path, monkeypatch):
     """A candidate that fails is rejected; one for more GPUs keeps its predictions."""
     golden = read_golden(made.read_text())
@@ -333,6 +347,10 @@ def test_golden_refuses(place: Path, tmp_path, capfd):
     refused("--measure-from", place, "--slo", "ttft=3", parts=("--slo means nothing",))
     refused("tiny-llama", "--max-context", 64, parts=("--max-context 64 is less than the 2304",))
     refused("tiny-llama", parts=("the workload's longest", "512 positions", "--workload"))
+    (tmp_path / "encoder").mkdir()
+    encoder = {"architectures": ["BertModel"], "model_type": "bert"}
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps(encoder))
+    refused(tmp_path / "encoder", parts=("encoder is an encoder",))
     small = ("tiny-llama", "--workload", place / "load.json", "--no-measure", "--slo")
     refused(*small, "ttft=0.0001", parts=("no partition of 1 devices", "the nearest is"))
     refused(*small[:-1], "--target", "h200", "--weights", "int8", parts=("no --weights",))
