@@ -87,13 +87,19 @@ def golden(
         extra = what[1] if len(what) > 1 else "--model"
         hint = f"one model, or sitsc golden {CHECK} with files and --model"
         raise OptionError(f"{extra} is one too many", hint=hint)
+    if out is not None and out.is_dir():
+        raise OptionError(f"-o {out} is a folder", hint="name a file")
     if measure_from is not None:
         _only(given, _OF_MEASURING, "--measure-from")
+        if what and random_weights:
+            raise OptionError(f"--random-weights beside {what[0]}", hint="leave one out")
         made = _measure_folder("".join(what), measure_from, random_weights)
         _keep(made, out or _default_out(made.model.name, made), dry_run, as_json)
         return
     if not what:
         raise OptionError("no model", hint="name a preset or a model folder")
+    if random_weights and measured is False:
+        raise OptionError("--random-weights with --no-measure", hint="leave one out")
     if candidates is not None and given & {"out", "measured", "dry_run"}:
         raise OptionError("--candidates writes no file", hint="--measure-from writes it: -o there")
     options = CompileOptions(
