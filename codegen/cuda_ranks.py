@@ -22,6 +22,7 @@ _REGISTERS = 65536  # of a multiprocessor, on all that there is code for
 _MOST_REGISTERS = 255
 _MOST_THREADS = 1024
 _WARP = 32  # threads; with fewer vectors two of them would read a slot
+_LEAD = 2  # rows of a program on their way while it adds those before them
 _COMMON = {"peers_ptr": "*i64", "calls_ptr": "*i64"}
 
 
@@ -88,6 +89,7 @@ def all_reduce(
         offset=offset,
         blocks=blocks,
         many=many,
+        lead=_LEAD,
         group=group,
         ragged=block * blocks != vectors,
         bytes_of=_BYTES,
@@ -124,7 +126,7 @@ def share_ids(
 ) -> KernelSource:
     """sampled_ids of rank 0 on all ranks; ids and error numbers are below 2**30 in size."""
     names = {"ids_ptr": "*i64", "slots_ptr": "*i32"} | _COMMON | {"num_sequences": "i32"}
-    block = min(_MOST_THREADS, max(_WARP, power_of_two(max_sequences)))
+    block = _one_to_a_thread(max_sequences)
     return make(
         "share_ids",
         tuple(names.items()),
@@ -136,6 +138,37 @@ def share_ids(
         up=_UP,
         polls=POLLS,
     )
+
+
+def send_ids(
+    *,
+    slots: int,
+    rows: int,
+    max_sequences: int = 256,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """sampled_ids of the last stage to the mail of the first, which holds `slots` steps of `rows`.
+
+    Ids and error numbers are below 2**30 in size.
+    """
+    names = {"ids_ptr": "*i64", "links_ptr": "*i64", "calls_ptr": "*i64", "num_sequences": "i32"}
+    block = _one_to_a_thread(max_sequences)
+    constants = {"BLOCK": block, "SLOTS": slots, "ROWS": rows}
+    return make("send_ids", tuple(names.items()), constants, block // _WARP, pdl, early, up=_UP)
+
+
+def place_sent(
+    *, slots: int, rows: int, max_sequences: int = 256, num_warps: int = 8, pdl: bool = True
+) -> KernelSource:
+    """token_ids out of that mail. A source is a row plus `rows` for every step since.
+
+    Waits until the step has been sampled.
+    """
+    names = {"mail_ptr": "*i32", "token_sources_ptr": "*i32", "token_places_ptr": "*i32"}
+    names |= {"token_ids_ptr": "*i64", "calls_ptr": "*i64", "num_sequences": "i32"}
+    constants = {"BLOCK": power_of_two(max_sequences), "SLOTS": slots, "ROWS": rows}
+    return make("place_sent", tuple(names.items()), constants, num_warps, pdl, up=_UP, polls=POLLS)
 
 
 def send(
@@ -169,6 +202,11 @@ def _crossing(
         group=group,
         polls=POLLS,
     )
+
+
+def _one_to_a_thread(count: int) -> int:
+    """Of `count` elements how many are taken at once; a thread has one."""
+    return min(_MOST_THREADS, max(_WARP, power_of_two(count)))
 
 
 def _chunks(inner_bytes: int) -> dict[str, int]:

@@ -114,6 +114,8 @@ _ALL = (
     Template("all_reduce", cuda_ranks.all_reduce, lambda c, s: (s.programs,)),
     Template("all_gather", cuda_ranks.all_gather, lambda c, s: (s.programs,)),
     Template("share_ids", cuda_ranks.share_ids, lambda c, s: (1,)),
+    Template("send_ids", cuda_ranks.send_ids, lambda c, s: (1,)),
+    Template("place_sent", cuda_ranks.place_sent, lambda c, s: (1,)),
     Template("send", cuda_ranks.send, lambda c, s: (CROSSING_PROGRAMS,)),
     Template("receive", cuda_ranks.receive, lambda c, s: (CROSSING_PROGRAMS,)),
     Template("advance", cuda_rows.advance, lambda c, s: (1,)),

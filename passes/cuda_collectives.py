@@ -37,6 +37,13 @@ def is_crossing(node: Node) -> bool:
     return node.op == "placeholder" and str(node.meta.get("input", "")).startswith(CROSSING)
 
 
+def first_sends(graph: fx.Graph) -> str:
+    """What the first of several stages sends on; "" of any other graph."""
+    if any(is_crossing(node) for node in graph.nodes):
+        return ""
+    return next(iter(graph.output_node().meta.get("outputs", ())), "")
+
+
 def row_bytes(node: Node) -> int:
     """Bytes of a row of a value [1, tokens, …]. Raises UnsupportedModelError for other values."""
     shape = list(tensor(node).shape)

@@ -32,10 +32,10 @@ from sitsc.core.plan import (
 from sitsc.core.printer import symbol_names
 from sitsc.passes.collectives import topology
 from sitsc.passes.cost import Sizes
-from sitsc.passes.cuda_collectives import crossing_buffers
+from sitsc.passes.cuda_collectives import crossing_buffers, first_sends
 from sitsc.passes.cuda_launch import SCRATCH
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
-from sitsc.passes.cuda_step import StepLaunches, step_buffers
+from sitsc.passes.cuda_step import StepLaunches, mail_buffers, step_buffers
 from sitsc.passes.launch_time import Clock, step_us, timed, with_shares
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import Arena, aligned, plan_arena
@@ -96,7 +96,9 @@ def make_cuda_plan(
     most = min(options.prefill_chunk_tokens, context) + options.max_batch
     inputs = step_buffers(options, context, facts.tokens)
     inputs += crossing_buffers(graph, -(-most // 8) * 8)
-    extra = StepLaunches(facts.tokens, provider, keys, options, clock)
+    sends = first_sends(graph)
+    inputs += mail_buffers(options, sends, made[0].logits is not None)
+    extra = StepLaunches(facts.tokens, provider, keys, options, clock, sends)
     arena, places = _arena(inputs, steps, made)
     found = []
     for step, one, offsets in zip(steps, made, places, strict=True):

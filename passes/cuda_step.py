@@ -11,7 +11,7 @@ from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
 from sitsc.core.serving.sampling_rows import bitmap_words
-from sitsc.passes.cuda_collectives import planned_buffers, rank_buffers
+from sitsc.passes.cuda_collectives import CALLS, planned_buffers, rank_buffers
 from sitsc.passes.cuda_schedule import Scheduled
 from sitsc.passes.launch_time import Clock
 from sitsc.passes.schedule import StepSizes
@@ -23,6 +23,9 @@ _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
 _RENAMED = {"ids_ptr": "sampled_ids"}
+# Of the kernels that take sampled ids from the last stage to the first.
+_MAIL, _TO, _SENT = "ids/mail", "ids/to", "ids/sent"
+_WORDS = 4  # int32 for an id on its way
 
 
 def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[ArenaBuffer]:
@@ -67,6 +70,23 @@ def step_buffers(options: CompileOptions, context: int, tokens: Tokens) -> list[
     return planned_buffers(shapes) + rank_buffers(options.tp)
 
 
+def mail_slots(pp: int) -> int:
+    """Steps whose sampled ids the first stage has room for: those in flight and one more."""
+    return pp + 2
+
+
+def mail_buffers(options: CompileOptions, sends: str, last: bool) -> list[ArenaBuffer]:
+    """What takes sampled ids from the last of several stages to the first, which `sends`."""
+    if options.pp == 1:
+        return []
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if last:
+        shapes = {_TO: ("int64", (2,)), _SENT: ("int64", (CALLS,))}
+    elif sends:
+        shapes = {_MAIL: ("int32", (mail_slots(options.pp), options.max_batch, _WORDS))}
+    return planned_buffers(shapes)
+
+
 class StepLaunches:
     """Makes the launches around the model; new kernel instances go to `keys`."""
 
@@ -77,22 +97,29 @@ class StepLaunches:
         keys: dict[str, KernelInfo],
         options: CompileOptions,
         clock: Clock,
+        sends: str = "",
     ) -> None:
-        self._clock = clock
+        """`sends`: what the first of several stages sends on."""
+        self._clock, self._sends = clock, sends
         self._tokens, self._provider, self._keys = tokens, provider, keys
-        self._ranks, self._goes_on = options.tp, options.pp == 1
+        self._ranks, self._stages, self._most = options.tp, options.pp, options.max_batch
 
     def place(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
         """Tokens that an earlier step sampled, from the sampled ids to where they belong."""
-        return self._group(PLACE_GROUP, ("place",), one, step)
+        template = "place_sent" if self._sends else "place"
+        return self._group(PLACE_GROUP, (template,), one, step)
 
     def sample(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
         """Sampled ids from logits; after a decode step also the inputs of the next.
 
-        With several stages the host gives the next its inputs: other sequences are in between.
+        With several stages the ids go to the first, and the host gives the next step its inputs:
+        other sequences are in between.
         """
         last = ("share_ids",) if self._ranks > 1 else ()
-        last += ("advance",) if step.kind == "decode" and self._goes_on else ()
+        if self._stages > 1:
+            last += ("send_ids",)
+        elif step.kind == "decode":
+            last += ("advance",)
         return self._group("sample", (*_SAMPLERS, *last), one, step)
 
     def _group(
@@ -111,7 +138,9 @@ class StepLaunches:
             template=info.template,
             tile=info.tile,
             grid=info.grid,
-            arguments=tuple(_argument(name, kind, one) for name, kind in info.arguments),
+            arguments=tuple(
+                _argument(name, kind, one, self._renamed(template)) for name, kind in info.arguments
+            ),
             outputs=(),
             stream=0,
             dependent=info.dependent,
@@ -120,7 +149,18 @@ class StepLaunches:
             predicted_us=self._clock.moving_us(nbytes),
         )
 
+    def _renamed(self, template: str) -> dict[str, str]:
+        """Buffers of arguments that are not named as theirs."""
+        if template == "place_sent":
+            return {"mail_ptr": _MAIL, "calls_ptr": f"{self._sends}/sent"}
+        if template == "send_ids":
+            return _RENAMED | {"links_ptr": _TO, "calls_ptr": _SENT}
+        return _RENAMED
+
     def _shape(self, template: str, step: StepSizes) -> dict[str, Any]:
+        if template in ("place_sent", "send_ids"):
+            shape = {"slots": mail_slots(self._stages), "rows": self._most}
+            return shape | {"max_sequences": max(_BLOCK, step.sequences)}
         if template == "share_ids":
             return {"max_sequences": max(_BLOCK, step.sequences), "ranks": self._ranks}
         if template not in _SAMPLERS:
@@ -142,11 +182,11 @@ def _parts(template: str, rows: int) -> int:
     return 1 << max(_SCANNING // rows, 1).bit_length() - 1
 
 
-def _argument(name: str, kind: str, one: Scheduled) -> Argument:
+def _argument(name: str, kind: str, one: Scheduled, renamed: dict[str, str]) -> Argument:
     if name == "logits_ptr":
         assert one.logits is not None
         return replace(one.logits, name=name)
     if name == "num_sequences":
         return Argument(name, "size", "sequences", kind, ())
     long = {short: dtype for dtype, short in _SHORT.items()}[kind.removeprefix("*")]
-    return Argument(name, "arena", _RENAMED.get(name, name.removesuffix("_ptr")), long, ())
+    return Argument(name, "arena", renamed.get(name, name.removesuffix("_ptr")), long, ())

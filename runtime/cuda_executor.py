@@ -5,6 +5,7 @@ next step has started, or logits. Every buffer lies where the plan says; sizes, 
 arguments all come from the plan.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -73,14 +74,15 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream()
         self.inputs = StepInputs(self.memory)
         self.rows = DeviceRows(self.plan.schedule.max_batch, self.plan.tokens.vocab_size)
-        self._uploads = Uploads(self.memory, _UPLOAD_BYTES)
+        self._uploads = Uploads(self.memory, _UPLOAD_BYTES, self.plan.parallel.pp)
         with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             self.rows.reset(upload)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._bound: dict[str, BoundGroups] = {}
         self._places: dict[str, BoundGroups] = {}
         self._logits = {r.name: _logits_of(r) for r in self.plan.regimes}
-        self._sources: dict[int, int] = {}
+        # Rows of the last steps by request, the last one first, as far back as tokens are unknown.
+        self._sources: deque[dict[int, int]] = deque(maxlen=self.plan.parallel.pp)
         batch = self.plan.schedule.max_batch
         ring = range(_RING + self.plan.parallel.pp)
         self._host = [torch.empty(batch, dtype=torch.int64, pin_memory=True) for _ in ring]
@@ -195,7 +197,8 @@ class CudaExecutor:
             self._replay(upload, batch)
         else:
             self._prefill(upload, batch, _sampled_rows(batch))
-        self._sources = {request: row for row, request in enumerate(batch.sampled_ids)}
+        rows = {request: row for row, request in enumerate(batch.sampled_ids)}
+        self._sources.appendleft(rows)
         return self._read_back(len(batch.sampled_ids))
 
     def collect(self, step: StepInFlight) -> Sampled:
@@ -219,19 +222,29 @@ class CudaExecutor:
     def _replay(self, upload: Upload, batch: StepBatch) -> None:
         regime = self.decode_regime(len(batch.request_ids))
         bucket = regime.sizes["sequences"]
-        self._place(regime, self.inputs.decode(upload, batch, bucket, self._sources))
+        self._place(regime, self.inputs.decode(upload, batch, bucket, self._where()))
         self._graphs[regime.name].replay()
 
     def _prefill(self, upload: Upload, batch: StepBatch, rows: list[int]) -> Regime:
         regime = self._prefill_regime(len(batch.token_ids), len(batch.request_ids))
         sizes, placed = self.inputs.prefill(
-            upload, batch, rows or [len(batch.token_ids) - 1], self._sources
+            upload, batch, rows or [len(batch.token_ids) - 1], self._where()
         )
         self._place(regime, placed)
         bound = self._bind(regime)
         bound.resize(regime.sizes | sizes)
         bound.run(self.stream.cuda_stream)
         return regime
+
+    def _where(self) -> dict[int, int]:
+        """Where `place` finds a request's last token: its row, and `most` for every step since.
+
+        With one stage there is no step since.
+        """
+        most, found = self.plan.schedule.max_batch, {}
+        for since, rows in reversed(list(enumerate(self._sources))):
+            found |= {request: since * most + row for request, row in rows.items()}
+        return found
 
     def _read_back(self, rows: int) -> StepInFlight:
         host, done = self._host[self._turn], self._done[self._turn]

@@ -56,20 +56,20 @@ class Upload:
 
 
 class Uploads:
-    """Pinned memory for the uploads of a few steps in turn."""
+    """Pinned memory for the uploads of a few steps in turn, those that `ahead` steps wait for."""
 
-    def __init__(self, memory: CudaMemory, nbytes: int) -> None:
+    def __init__(self, memory: CudaMemory, nbytes: int, ahead: int = 1) -> None:
         self._memory, self._turn = memory, 0
         self._ring = [
             _Stage(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
-            for _ in range(_RING)
+            for _ in range(_RING - 1 + ahead)
         ]
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Upload]:
         """The uploads of one step, to the current stream of torch."""
         stage = self._ring[self._turn]
-        self._turn = (self._turn + 1) % _RING
+        self._turn = (self._turn + 1) % len(self._ring)
         stage.copied.synchronize()
         try:
             yield Upload(self._memory, stage)

@@ -44,7 +44,7 @@ class CudaRankSteps:
     def __init__(self, executor: CudaExecutor, world: World) -> None:
         self._executor, self._world = executor, world
         self.rank = world.rank
-        self.num_ahead = executor.num_ahead if world.pp == 1 else world.pp - 1
+        self.num_ahead = world.pp  # with one stage as of one GPU: a step
         self._writer, self._closed = StepWriter(), False
         self._answers: queue.Queue[StepInFlight | None] = queue.Queue()
 

@@ -71,6 +71,8 @@ def write_places(plan: Plan, rank: int, arena: Tensor, bases: list[int]) -> None
         mail, flags = theirs[f"{name}/mail"], theirs[f"{name}/flags"]
         there = bases[rank + tp]
         put(f"{name}/to", [there + mail.offset, there + flags.offset, mail.bytes // 2])
+    if "ids/to" in own:  # sampled ids go to the first stage
+        put("ids/to", [bases[place.shard] + _buffers(plan, 0)["ids/mail"].offset, 0])
 
 
 def part(arena: Tensor, buffer: ArenaBuffer) -> Tensor:

@@ -170,7 +170,7 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     parallel = plan.parallel
     gpu = load_target(plan.target.name).cuda is not None
     limits = limits_of(plan)
-    ahead = int(gpu and parallel.pp == 1)
+    ahead = parallel.pp if gpu else 0
     serving = Serving(limits, own.memory.kv_pages, own.kv[0].page_tokens, replicas, ahead)
     stages = [stage.regimes for stage in plan.stages] or [plan.regimes]
     send = _sender(plan, GPU_LINK if gpu else CPU_LINK)
@@ -239,8 +239,16 @@ def _serving(search: Search, best: Candidate, sizes: Sizes) -> Serving:
             f"{chunk + batch} tokens",
             hint="fewer KV tokens, a smaller --chunk or --max-batch, or more devices",
         )
-    limits = SchedulerLimits(batch, chunk + batch, chunk, context, micro_batches=partition.pp)
-    return Serving(limits, wanted // page, page, partition.dp, int(gpu and partition.pp == 1))
+    ahead = partition.pp if gpu else 0
+    limits = SchedulerLimits(
+        batch,
+        chunk + batch,
+        chunk,
+        context,
+        micro_batches=partition.pp,
+        tokens_ahead=ahead > 1,
+    )
+    return Serving(limits, wanted // page, page, partition.dp, ahead)
 
 
 # --- regimes --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sitsc.core.weights import DTYPES
 
 _TYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _SHARE, _LANES = 256, 64  # a call as programs count it; programs of every send and receive
+_UP = 1 << 30  # ids on their way are moved up
 Values = dict[str, Any]
 
 
@@ -76,6 +77,26 @@ def receive(shape: Values, values: Values, places: "Places") -> None:
     slot = values["mail_ptr"][(calls & 1) * slot_bytes :]
     _raw(values["y_ptr"], nbytes).copy_(_raw(slot, nbytes))
     places.bytes_at(acks, 4 * _LANES).view(torch.int32).fill_(calls + 1)
+
+
+def send_ids(shape: Values, values: Values, places: "Places") -> None:
+    """Sampled ids and the number of their step to the mail of the first stage."""
+    steps, count, rows = _called(values), values["num_sequences"], shape["rows"]
+    at = int(values["links_ptr"][0]) + steps % shape["slots"] * rows * 16
+    mail = places.bytes_at(at, rows * 16).view(torch.int32).view(rows, 4)
+    mail[:count, 0::2] = values["ids_ptr"][:count, None].int() + _UP
+    mail[:count, 1::2] = steps + 1
+
+
+def place_sent(shape: Values, values: Values) -> None:
+    """Ids out of that mail to where they belong."""
+    steps, rows = int(values["calls_ptr"][0]) // _SHARE, shape["rows"]
+    mail = values["mail_ptr"].view(-1)[: shape["slots"] * rows * 4].view(-1, rows, 4)
+    for pair in range(values["num_sequences"]):
+        since, row = divmod(int(values["token_sources_ptr"][pair]), rows)
+        word, tag, again, same = mail[(steps - 1 - since) % shape["slots"], row].tolist()
+        assert (tag, again, same) == (steps - since, word, tag), "this step was not sampled"
+        values["token_ids_ptr"][int(values["token_places_ptr"][pair])] = max(word - _UP, 0)
 
 
 class Places:

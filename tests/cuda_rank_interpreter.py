@@ -42,6 +42,12 @@ def run_ranks(
         for stage in stages:
             stage.run(step)
         found.append(stages[-1].logits(step))
+        if len(stages) > 1:
+            sampled = [1000 * len(found) + row for row in range(len(step.context_lens))]
+            stages[-1].send_ids(step, sampled)
+            stages[0].place_sent(step, sampled, 0)
+            if len(found) > 1:  # those of the step before are still there
+                stages[0].place_sent(step, [1000 * (len(found) - 1)], 1)
     return found
 
 
@@ -122,3 +128,33 @@ class _Stage:
                 for machine in self._machines:
                     ids = machine.part("sampled_ids").view(torch.int64)
                     assert (ids[: sizes["sequences"]] == -7).all()
+
+    def send_ids(self, step: PlanStep, sampled: list[int]) -> None:
+        """On the ranks that sample: these are the ids of the step."""
+        for machine in self._machines:
+            launch = _named(machine, step.regime, "send_ids")
+            machine.part("sampled_ids").view(torch.int64)[: len(sampled)] = torch.tensor(sampled)
+            values = machine.values(launch, None, {"sequences": len(sampled)})
+            collectives.send_ids(self._shapes[launch.kernel], values, self._places)
+
+    def place_sent(self, step: PlanStep, sampled: list[int], since: int) -> None:
+        """On the ranks that embed: the ids of a step come to where they belong, last one first."""
+        count = len(sampled)
+        for machine in self._machines:
+            launch = _named(machine, step.regime, "place_sent")
+            shape = self._shapes[launch.kernel]
+            rows = torch.arange(count) + since * shape["rows"]
+            machine.part("token_sources").view(torch.int32)[:count] = rows.int()
+            places = torch.arange(count).flip(0)
+            machine.part("token_places").view(torch.int32)[:count] = places.int()
+            values = machine.values(launch, None, {"sequences": count})
+            collectives.place_sent(shape, values)
+            ids = machine.part("token_ids").view(torch.int64)[:count]
+            assert ids.flip(0).tolist() == sampled
+
+
+def _named(machine: Machine, regime: str, template: str) -> Launch:
+    """The launch of a template around the model."""
+    groups = machine.regimes[regime].groups
+    (found,) = (one for group in groups for one in group.launches if one.template == template)
+    return found

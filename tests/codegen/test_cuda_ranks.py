@@ -36,6 +36,8 @@ def others(ranks: int, pdl: bool) -> list[KernelSource]:
     return [
         cuda_ranks.all_gather(ranks=ranks, inner_bytes=64128 * 4 // ranks, pdl=pdl),
         cuda_ranks.share_ids(ranks=ranks, pdl=pdl),
+        cuda_ranks.send_ids(slots=ranks + 2, rows=256, pdl=pdl),
+        cuda_ranks.place_sent(slots=ranks + 2, rows=256, pdl=pdl),
         *(
             make(inner_bytes=n, pdl=pdl)
             for make in (cuda_ranks.send, cuda_ranks.receive)

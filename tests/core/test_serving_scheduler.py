@@ -10,7 +10,7 @@ from sitsc.core.sampling import SamplingOptions
 from sitsc.core.serving.batch import UNKNOWN, StepBatch
 from sitsc.core.serving.kv_blocks import PagePool
 from sitsc.core.serving.request import Request, RequestState
-from sitsc.core.serving.scheduler import MOST_IN_FLIGHT, Scheduler, SchedulerLimits
+from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
 
 EOS = 99
 OPTIONS = st.builds(
@@ -57,9 +57,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         context=st.integers(2, 40),
         num_pages=st.integers(1, 12),
         page_tokens=st.integers(1, 5),
+        parts=st.integers(1, 3),
+        tokens_ahead=st.booleans(),
     )
-    def begin(self, max_batch, extra, chunk, context, num_pages, page_tokens) -> None:
-        self.limits = SchedulerLimits(max_batch, max_batch + extra, chunk, context)
+    def begin(
+        self, max_batch, extra, chunk, context, num_pages, page_tokens, parts, tokens_ahead
+    ) -> None:
+        more = {"micro_batches": parts, "tokens_ahead": tokens_ahead and parts > 1}
+        self.limits = SchedulerLimits(max_batch, max_batch + extra, chunk, context, **more)
         self.scheduler = Scheduler(self.limits, PagePool(num_pages, page_tokens), {EOS})
         self.kv = KvModel(page_tokens)
         self.context = min(context, num_pages * page_tokens)
@@ -114,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert batch.request_ids[0] == waits[0].id, "the oldest advances"
             self.inspect(batch)
             self.flying.append((batch, [draw() for _ in batch.sampled_ids]))
-        while self.flying and (not ahead or len(self.flying) == MOST_IN_FLIGHT):
+        while self.flying and (not ahead or len(self.flying) == self.scheduler.most_in_flight):
             self.settle(fate)
 
     def settle(self, fate: str = "settle") -> None:
@@ -146,16 +151,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(1 <= count <= self.limits.prefill_chunk_tokens for count in counts)
         one_each = all(count == 1 for count in counts) and all(batch.sample)
         assert (batch.regime == "decode") == one_each
-        last = (
-            dict(zip(self.flying[-1][0].sampled_ids, self.flying[-1][1], strict=True))
-            if self.flying
-            else {}
-        )
+        last: dict[int, int] = {}
+        for step, sampled in self.flying:
+            last |= dict(zip(step.sampled_ids, sampled, strict=True))
+        parts = self.limits.micro_batches
         for row, owner in enumerate(batch.request_ids):
             end = batch.query_start[row + 1]
             for at in range(batch.query_start[row], end):
                 if batch.token_ids[at] == UNKNOWN:
                     assert at == end - 1, "only a last token can be unknown"
+                    assert parts == 1 or self.limits.tokens_ahead, "it is still in a stage"
                     batch.token_ids[at] = last[owner]
         for row, (owner, tokens) in enumerate(self.kv.write(batch).items()):
             whole = self.virtual(self.requests[owner])
@@ -163,7 +168,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert batch.sample[row] == (len(tokens) == len(whole))
         running = [r for r in self.requests if r.state is RequestState.RUNNING]
         waiting = {r.id for r in running if r.num_tokens == r.num_computed + 1}
-        assert all(self.requests[i].is_ending for i in waiting - set(batch.request_ids))
+        left = waiting - set(batch.request_ids)
+        assert parts > 1 or all(self.requests[i].is_ending for i in left)
 
     @invariant()
     def holds(self) -> None:
@@ -213,6 +219,44 @@ def run(machine: Scheduler, token: int = 7) -> StepBatch:
     machine.settle(batch, [token] * len(batch.sampled_ids))
     machine.check()
     return batch
+
+
+def test_micro_batches_take_turns_without_waiting_for_their_tokens() -> None:
+    limits = SchedulerLimits(8, 64, 8, 64, micro_batches=2, tokens_ahead=True)
+    machine = Scheduler(limits, PagePool(64, 4), {EOS})
+    ids = [machine.add([1, 2], SamplingOptions(max_tokens=20)).id for _ in range(6)]
+    flying = []
+    for _ in range(3):
+        flying.append(machine.schedule())
+    assert [batch.request_ids for batch in flying] == [
+        tuple(ids[:3]),
+        tuple(ids[3:]),
+        tuple(ids[:3]),
+    ]
+    assert flying[2].token_ids == [UNKNOWN] * 3
+    for turn in range(8):
+        batch = flying.pop(0)
+        machine.settle(batch, [7] * 3)
+        flying.append(machine.schedule())
+        machine.check()
+        assert flying[-1].request_ids == (tuple(ids[:3]) if turn % 2 else tuple(ids[3:]))
+        assert flying[-1].token_ids == [UNKNOWN] * 3
+
+
+def test_a_lone_request_goes_on_from_a_token_in_flight() -> None:
+    limits = SchedulerLimits(8, 64, 8, 64, micro_batches=3, tokens_ahead=True)
+    machine = Scheduler(limits, PagePool(64, 4), {EOS})
+    machine.add([1, 2, 3], SamplingOptions(max_tokens=3))
+    first, second = machine.schedule(), machine.schedule()
+    assert first is not None and second is not None and second.token_ids == [UNKNOWN]
+    assert machine.schedule() is None, "two tokens in flight are enough"
+    machine.settle(first, [7])
+    third = machine.schedule()
+    assert third is not None and third.context_lens == [4]
+    machine.settle(second, [7])
+    assert machine.schedule() is None
+    (ended,) = machine.settle(third, [7])
+    assert ended.generated_ids == [7, 7, 7]
 
 
 def test_chunked_prefill_then_decode() -> None:

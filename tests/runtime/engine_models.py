@@ -94,7 +94,7 @@ class AheadExecutor(PagedExecutor):
             if batch.token_ids[last] == UNKNOWN:
                 batch.token_ids[last] = self.sampled[request_id]
         tokens = self.execute(batch)[:, :VOCAB].argmax(-1).tolist()
-        self.sampled = dict(zip(batch.sampled_ids, tokens, strict=True))
+        self.sampled |= dict(zip(batch.sampled_ids, tokens, strict=True))
         return tokens
 
     def collect(self, step: list[int]) -> list[int]:

@@ -43,6 +43,12 @@ class StagedExecutor(AheadExecutor):
     num_ahead = 2
 
 
+class PassingExecutor(AheadExecutor):
+    """Three stages, the last of which tells the first what it sampled."""
+
+    num_ahead = 3
+
+
 class Recorded:
     """An engine whose steps take a second each, with what it scheduled."""
 
@@ -105,11 +111,12 @@ def simulated(arrivals: list[Arrival], serving: Serving) -> list[tuple[Any, ...]
         max_size=7,
     ),
     st.integers(8, 30),
-    st.sampled_from([PagedExecutor, AheadExecutor, StagedExecutor]),
+    st.sampled_from([PagedExecutor, AheadExecutor, StagedExecutor, PassingExecutor]),
 )
 def test_as_the_engine(arrivals, pages, kind) -> None:
     """With page pressure and preemptions; one step ahead, none, or micro-batches."""
-    limits = replace(LIMITS, micro_batches=3 if kind is StagedExecutor else 1)
+    staged, passing = kind in (StagedExecutor, PassingExecutor), kind is PassingExecutor
+    limits = replace(LIMITS, micro_batches=3 if staged else 1, tokens_ahead=passing)
     steps = kind(pages, 4)
     sizes = {"num_pages": pages, "page_tokens": 4, "vocab_size": VOCAB, "logits_width": WIDTH}
     made = Engine(steps, None, limits, **sizes)

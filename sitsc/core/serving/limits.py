@@ -3,11 +3,14 @@
 from sitsc.core.plan import Plan
 from sitsc.core.serving.scheduler import SchedulerLimits
 
+_GPU = "sm_"
+
 
 def limits_of(plan: Plan) -> SchedulerLimits:
     """What a step and a request of a plan may hold; as many micro-batches as there are stages.
 
-    Prompts are cut as the plan says for their length.
+    On GPUs sampled tokens go from the last stage to the first without the host. Prompts are cut as
+    the plan says for their length.
     """
     schedule = plan.schedule
     return SchedulerLimits(
@@ -16,5 +19,6 @@ def limits_of(plan: Plan) -> SchedulerLimits:
         prefill_chunk_tokens=schedule.prefill_chunk_tokens,
         max_context=plan.tokens.max_context,
         micro_batches=plan.parallel.pp,
+        tokens_ahead=plan.parallel.pp > 1 and plan.target.isa.startswith(_GPU),
         chunks=tuple((cut.high_tokens, cut.chunk_tokens) for cut in plan.parallel.cuts),
     )

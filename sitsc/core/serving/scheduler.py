@@ -27,7 +27,8 @@ class SchedulerLimits:
     max_step_tokens: int  # tokens in a step, all sequences together
     prefill_chunk_tokens: int  # tokens of one sequence in a step
     max_context: int  # tokens of one request, prompt and answer
-    micro_batches: int = 1  # steps in flight that have no sequence waiting for a token in common
+    micro_batches: int = 1  # parts of the running sequences that take turns in the stages
+    tokens_ahead: bool = False  # micro-batches go on from tokens that are still in flight
     chunks: tuple[tuple[int, int], ...] = ()  # (prompts up to so many tokens, their chunk), rising
 
     def chunk_of(self, prompt_tokens: int) -> int:
@@ -37,8 +38,8 @@ class SchedulerLimits:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            if spec.name != "chunks" and getattr(self, spec.name) < 1:
-                value = getattr(self, spec.name)
+            value = getattr(self, spec.name)
+            if spec.name not in ("chunks", "tokens_ahead") and value < 1:
                 raise OptionError(f"{spec.name}={value} is not allowed", hint="it must be ≥ 1")
         if self.max_step_tokens < self.max_batch:
             raise OptionError(
@@ -64,7 +65,7 @@ class Scheduler:
     @property
     def most_in_flight(self) -> int:
         """Steps that may be scheduled before the first is settled."""
-        return max(MOST_IN_FLIGHT, self.limits.micro_batches)
+        return max(MOST_IN_FLIGHT, self.limits.micro_batches + self.limits.tokens_ahead)
 
     @property
     def num_waiting(self) -> int:
@@ -238,14 +239,29 @@ class Scheduler:
     def _ready(self) -> list[Request]:
         """Running requests that a step may advance.
 
-        With micro-batches, those whose token is in flight wait for it, and a step takes its share
-        of the others, so that stages have about as much to do in every step.
+        With micro-batches a step takes its share of them, so that stages have about as much to do
+        in every step. Those whose token is in flight wait for it, or, where tokens may be ahead,
+        until the other micro-batches have had their turn.
         """
         running = [request for request in self._running if not request.is_ending]
         if self.limits.micro_batches == 1:
             return running
         share = -(-len(running) // self.limits.micro_batches)
-        return [request for request in running if not request.num_pending][:share]
+        if not self.limits.tokens_ahead:
+            return [request for request in running if not request.num_pending][:share]
+        late = list(self._in_flight)[1 - self.limits.micro_batches :]
+        others = {request_id for batch in late for request_id in batch.sampled_ids}
+        ready = [r for r in running if r.id not in others and r.num_pending < MOST_IN_FLIGHT]
+        return (ready or self._oldest_in_flight(running))[:share]
+
+    def _oldest_in_flight(self, running: list[Request]) -> list[Request]:
+        """Those of the oldest step that may go on from it when nothing else can be done."""
+        for batch in self._in_flight:
+            ids = set(batch.sampled_ids)
+            found = [r for r in running if r.id in ids and r.num_pending < MOST_IN_FLIGHT]
+            if found:
+                return found
+        return []
 
     def _grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Its table with room for more tokens; None if it was the youngest and had to give way."""
