@@ -4,11 +4,13 @@
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-GPU_MODELS = ("llama3-8b", "llama32-1b")
+GPU_MODELS = ("llama3-8b", "llama32-1b", "llama3-8b_tp2", "llama3-8b_pp2")
+_RANKS = re.compile(r" (?:tp|pp)(\d+)$")  # of a model's name in results: on so many GPUs
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -38,11 +40,13 @@ def cpu_lines(report: dict[str, Any]) -> list[str]:
 
 
 def gpu_lines(report: dict[str, Any]) -> list[str]:
-    """One model on one GPU, through the engine, beside peers on the same kind of machine."""
+    """One model on one GPU or two, through the engine, beside peers on such machines."""
     model, versions = report["model"], report["versions"]
+    ranks = _RANKS.search(model)
+    hardware = f"{ranks[1]} × {report['hardware']}" if ranks else report["hardware"]
     peers = [k for k, v in report.items() if k != "sitsc" and isinstance(v, dict) and model in v]
     text = [
-        f"{model}, random weights, bf16, {report['hardware']}, torch {versions['torch']}, commit "
+        f"{model}, random weights, bf16, {hardware}, torch {versions['torch']}, commit "
         f"{report['commit'][:9]}, {report['date']} (`sitsc bench`: the engine, greedy; ms a "
         "token, ttft in ms, start in s):",
         "",
