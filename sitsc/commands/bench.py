@@ -246,6 +246,7 @@ def _one(
     text: Path | None,
     bandwidth: float,
 ) -> dict[str, Any]:
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (torch: seconds)
     from sitsc.runtime.loader import load  # noqa: PLC0415
     from sitsc.runtime.measure import (  # noqa: PLC0415
         measure_decode,
@@ -255,7 +256,8 @@ def _one(
     from sitsc.runtime.score import perplexity  # noqa: PLC0415
 
     session = load(root)
-    plan = session.artifact.plan
+    plan = open_artifact(root).plan  # of all ranks
+    several = session.ranks is not None
     decode = [measure_decode(session, b, c, steps) for b in batches for c in contexts]
     limit_ms = plan.memory.weights_bytes / bandwidth * 1e3
     result = {
@@ -266,15 +268,18 @@ def _one(
         "target": plan.target.name,
         "isa": session.executor.library.isa,
         "decode": [asdict(d) for d in decode],
-        "launch_ms": measure_kernel_step(session, contexts[0], steps),
+        "launch_ms": None if several else measure_kernel_step(session, contexts[0], steps),
         "limit_ms": limit_ms,
         "fraction_of_limit": limit_ms / decode[0].median_ms,
         "ttft_ms": {str(tokens): measure_ttft(session, tokens, 5) for tokens in prompts},
-        "start": probe(root),
+        "start": {"load_s": sum(session.timeline.values())} if several else probe(root),
     }
     if text is not None and session.tokenizer is not None:
+        if several:
+            raise OptionError("--text is for one rank", hint="leave it out")
         ids = session.tokenizer.encode(text.read_text(), True)
         result |= {"perplexity": perplexity(session.executor, ids, 1024), "text_tokens": len(ids)}
+    session.close()
     return result
 
 
@@ -311,7 +316,9 @@ def _line(result: dict[str, Any]) -> str:
     rows += [f"TTFT {tokens} tokens: {value:.1f} ms" for tokens, value in result["ttft_ms"].items()]
     start = result["start"]
     rows.append(
-        f"first token {start['first_token_s']:.2f} s after start, peak memory "
+        f"loaded in {start['load_s']:.2f} s"
+        if "load_s" in start
+        else f"first token {start['first_token_s']:.2f} s after start, peak memory "
         f"{start['peak_over_weights']:.2f} x weights above torch"
     )
     if "perplexity" in result:

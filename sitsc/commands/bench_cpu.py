@@ -22,8 +22,11 @@ def cpu_actual(result: dict[str, Any], model: str, steps: int, facts: dict[str, 
     points += [
         Measured(ttft_key(int(n)), TTFT, ms, tokens=int(n)) for n, ms in result["ttft_ms"].items()
     ]
-    seconds, read = start["first_token_s"], start["weights_bytes"]
-    points.append(Measured("start_s", START, seconds, weights_bytes=read))
+    memory = None
+    if "first_token_s" in start:  # of a process of its own, which ranks have not
+        seconds, read = start["first_token_s"], start["weights_bytes"]
+        points.append(Measured("start_s", START, seconds, weights_bytes=read))
+        memory = MeasuredMemory(start["peak_bytes_above_torch"], result["planned_bytes"])
     return Actual(
         schema=SCHEMA,
         plan=result["plan"],
@@ -35,6 +38,6 @@ def cpu_actual(result: dict[str, Any], model: str, steps: int, facts: dict[str, 
         commit=facts["commit"],
         date=facts["date"],
         points=tuple(points),
-        memory=MeasuredMemory(start["peak_bytes_above_torch"], result["planned_bytes"]),
+        memory=memory,
         kernels=(),
     )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sitsc.commands.plan_view import plan_lines
+from sitsc.core.actual import read_actual
 from sitsc.core.artifact import open_artifact
 from sitsc.core.errors import ArtifactError, OptionError, PartitionError, PlanError
 from sitsc.core.options import CompileOptions
@@ -85,6 +86,20 @@ def test_tokens_equal_those_of_one_rank(cut: Path, tiny_artifact: Path):
     wanted = [list(answer.token_ids) for answer in found]
     assert [answers_of(line) for line in lines] == [wanted, wanted]
     assert all(not text for text, _ in texts[1:])
+
+
+def test_ranks_are_measured_together(cut: Path, tmp_path: Path):
+    options = ["--nproc", "4", "--steps", "8", "--context", "16", "--prompt", "8"]
+    options += ["-o", str(tmp_path / "out.json"), "--actual", str(tmp_path / "actual.json")]
+    command = [sys.executable, "-m", "sitsc.cli", "bench", str(cut), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "loaded in" in done.stdout
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"].values()
+    assert result["decode"][0]["median_ms"] > 0 and result["ttft_ms"]["8"] > 0
+    actual = read_actual(tmp_path / "actual.json")
+    assert [point.key for point in actual.points] == ["bs1_ctx16", "ttft_8"]
+    assert actual.memory is None and actual.plan == open_artifact(cut).plan.sha256()
 
 
 @pytest.mark.parametrize(("loss", "lost"), [(signal.SIGSTOP, 3), (signal.SIGKILL, 0)])
