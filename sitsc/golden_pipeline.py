@@ -6,12 +6,10 @@ whose candidates have plans; measuring them is the caller's. Reads no weight, wr
 
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sitsc.build_info import bytes_digest, versions
-from sitsc.core.calibration import calibration_for
+from sitsc.build_info import versions
 from sitsc.core.canonical import digest
 from sitsc.core.errors import GoldenError, OptionError, SitscError, UnsupportedModelError
 from sitsc.core.golden import (
@@ -25,17 +23,15 @@ from sitsc.core.golden import (
     finished,
     stored_options,
 )
-from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Plan
 from sitsc.core.records import to_value
 from sitsc.frontend.checkpoint import Checkpoint, open_checkpoint
 from sitsc.frontend.encoder import is_encoder
 from sitsc.frontend.lint import key_uses
+from sitsc.golden_data import data_digests
 from sitsc.golden_search import Choice, Config, choices, rejected_of, search_configs
 from sitsc.partition_pipeline import (
-    CPU_LINK,
-    GPU_LINK,
     Asked,
     Slo,
     Workload,
@@ -50,7 +46,7 @@ if TYPE_CHECKING:
     from sitsc.model_graphs import ModelGraphs
     from sitsc.passes.planner import ModelFacts
 
-__all__ = ["Day", "Slo", "Wish", "Workload", "data_digests", "make", "now", "read_slo"]
+__all__ = ["Day", "Slo", "Wish", "Workload", "make", "now", "read_slo"]
 __all__ += ["fingerprint", "options_of", "read_workload"]
 
 TOP = 3  # candidates that get a plan and are measured
@@ -281,18 +277,6 @@ def fingerprint(checkpoint: Checkpoint) -> str:
             "graph": "" if program is None else program.digest(),
         }
     )
-
-
-def data_digests(target: str, devices: int) -> dict[str, str]:
-    """SHA-256 of each data file that predictions and kernels of a target come from."""
-    data = load_target(target)
-    names, calibration = [f"targets/{target}", f"tiles/{target}"], calibration_for(data)
-    if calibration is not None:
-        names.append(f"calibration/{calibration.target}")
-    if devices > 1:
-        names.append(f"links/{CPU_LINK if data.cuda is None else GPU_LINK}")
-    files = {n: resources.files("sitsc").joinpath(f"data/{n}.json") for n in sorted(names)}
-    return {n: bytes_digest(file.read_bytes()) for n, file in files.items() if file.is_file()}
 
 
 def now(

@@ -10,6 +10,7 @@ from typing import Any
 
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target
+from sitsc.core.links import BETWEEN, CPU_LINK, GPU_LINK
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Parallel
 from sitsc.core.records import to_value
@@ -33,9 +34,10 @@ from sitsc.passes.workloads import Slo, Workload, read_slo, read_workload
 from sitsc.pipeline import Progress, inspect
 
 MOST_DEVICES = 1024
-GPU_LINK, CPU_LINK, BETWEEN = "nvlink", "gloo", "infiniband"
 
 __all__ = [
+    "CPU_LINK",
+    "GPU_LINK",
     "MOST_DEVICES",
     "Asked",
     "Candidate",

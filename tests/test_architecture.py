@@ -26,6 +26,7 @@ PIPELINE += (
     "report_pipeline.py",
     "golden_pipeline.py",
     "golden_search.py",
+    "golden_data.py",
 )
 COMPILE_ONLY = {"transformers", "triton", "onnx", "networkx", "gguf"}
 STANDARD = sys.stdlib_module_names | {"sitsc"}

@@ -6,7 +6,8 @@ import pytest
 
 from sitsc.core.errors import OptionError, PartitionError
 from sitsc.core.options import CompileOptions
-from sitsc.golden_pipeline import Day, Wish, data_digests, options_of
+from sitsc.golden_data import data_digests
+from sitsc.golden_pipeline import Day, Wish, options_of
 from sitsc.golden_search import Choice, choices, rejected_of, search_configs
 from sitsc.partition_pipeline import Slo, Workload
 from sitsc.passes.partition import Search

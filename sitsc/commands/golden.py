@@ -232,7 +232,8 @@ def _check(files: list[Path], model: str, as_json: bool) -> None:
     if as_json:
         print_json({"files": found})
     for item in [] if as_json else found:
-        whole = "" if item["compared"] else "; model and plan not compared, --model names it"
+        why = item["not_compared"]
+        whole = f"; model and plan not compared: {why}" if why else ""
         state = "; ".join(item["stale"]) if item["stale"] else f"until {item['expires']}"
         kind = "stale" if item["stale"] else "fresh"
         print(f"{item['file']}  {kind}: {state} ({item['status']}{whole})")

@@ -124,11 +124,13 @@ def measure(
         try:
             made = _measured(golden, candidate, place_of(folder, index), weights)
         except SitscError as error:
-            failed.append(GoldenRejected(candidate.name, f"failed when measured: {error}", ""))
+            what = f"failed when measured: {error.what}"
+            failed.append(GoldenRejected(candidate.name, what, ""))
             continue
         found.append(replace(candidate, not_measured="", measured=made))
     if not found:
-        raise GoldenError(f"{failed[0].name} {failed[0].reason}", hint="--no-measure predicts only")
+        hint = "MODEL or --random-weights has to fit the artifacts; --no-measure only predicts"
+        raise GoldenError(f"{failed[0].name} {failed[0].reason}", hint=hint)
     return choose(replace(golden, rejected=(*failed, *golden.rejected)), found)
 
 

@@ -151,27 +151,52 @@ def _target(golden: Golden, target: str) -> str:
 def check_files(files: Collection[Path], model: str) -> list[dict[str, Any]]:
     """What each file is today: "stale" holds the reasons, `compared` whether its plan was made.
 
+    Where it was not, `not_compared` says why.
     `model` is a preset or a path ("": that of the file where it is a preset). Raises SitscError.
     """
-    from sitsc.commands.tune import model_folder  # noqa: PLC0415
-    from sitsc.golden_pipeline import data_digests, now  # noqa: PLC0415  (imports torch: a second)
-
     found = []
     for path in files:
-        golden, today = read_file(path), date.today()
-        name = model or (golden.model.name if golden.model.preset else "")
-        if name:
-            with model_folder(name) as folder:
-                held = now(folder, golden.compile_options(), golden.devices, today, plan=True)
-        else:
-            held = Now(today, data=data_digests(golden.target, golden.devices))
+        golden = read_file(path)
+        held, missing = _held(golden, model)
         found.append(
             {
                 "file": str(path),
                 "stale": list(stale_reasons(golden, held)),
-                "compared": bool(name),
+                "compared": not missing,
+                "not_compared": missing,
                 "status": golden.status,
                 "expires": golden.expires.isoformat(),
             }
         )
     return found
+
+
+def _held(golden: Golden, model: str) -> tuple[Now, str]:
+    """What is true today, and why model and plan are not part of it ("" where they are).
+
+    A machine that only runs artifacts lacks what planning needs. Raises SitscError.
+    """
+    from sitsc.golden_data import data_digests  # noqa: PLC0415
+
+    today, devices = date.today(), golden.devices
+    missing = "--model names it"
+    if name := model or (golden.model.name if golden.model.preset else ""):
+        try:
+            return _planned(golden, name, today), ""
+        except ModuleNotFoundError as error:
+            if (error.name or "sitsc").partition(".")[0] == "sitsc":
+                raise
+            missing = f"the package {error.name} is not installed"
+        if model:
+            hint = "check it where models are compiled, or leave out --model"
+            raise OptionError(f"--model {model}: {missing}", hint=hint)
+    return Now(today, data=data_digests(golden.target, devices)), missing
+
+
+def _planned(golden: Golden, model: str, today: date) -> Now:
+    """With the plan that is made of a model today."""
+    from sitsc.commands.tune import model_folder  # noqa: PLC0415
+    from sitsc.golden_pipeline import now  # noqa: PLC0415  (imports torch: a second)
+
+    with model_folder(model) as folder:
+        return now(folder, golden.compile_options(), golden.devices, today, plan=True)

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from sitsc import golden_pipeline, lowering
 from sitsc.codegen import cpu
 from sitsc.commands import golden_measure, golden_probe
 from sitsc.commands.golden_measure import Weights, measure, place_of
+from sitsc.core.artifact import open_artifact
 from sitsc.core.errors import ExecutionError, GoldenError
 from sitsc.core.golden import Golden, finished, read_golden
 from sitsc.core.options import CompileOptions
@@ -220,6 +222,41 @@ def test_what_fails_and_what_needs_more_gpus(made: Path, tmp_path, monkeypatch):
     with pytest.raises(GoldenError, match="failed when measured"):
         alone = replace(golden, candidates=(first,))
         measure(alone, tmp_path, Weights(False), lambda phase, share: None)
+
+
+REFUSE = """
+import sys
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("gguf", "transformers", "triton", "onnx"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Refuse())
+from sitsc.cli import main
+
+code = main(["golden", "--measure-from", sys.argv[1], "-o", sys.argv[2]])
+code = code or main(["golden", "check", sys.argv[2]])
+sys.exit(code or 10 * main(["golden", "check", sys.argv[2], "--model", "tiny-llama"]))
+"""
+
+
+def test_where_only_artifacts_run(tell: Callable[..., Path], tiny_artifact: Path, tmp_path: Path):
+    """Measuring and checking import nothing that opens checkpoints."""
+    plan = open_artifact(tiny_artifact).manifest.plan
+    golden = read_golden(tell().read_text())
+    best = replace(golden.best, plan=plan, measured=None, not_measured="not yet")
+    model = replace(golden.model, name="tiny-llama", preset=True)
+    asked = replace(golden.asked, ttft_ms=0.0, tpot_ms=0.0)
+    tell(candidates=(best,), chosen=0, model=model, asked=asked).rename(tmp_path / "golden.toml")
+    shutil.copytree(tiny_artifact, place_of(tmp_path, 0))
+    command = [sys.executable, "-c", REFUSE, str(tmp_path), str(tmp_path / "out.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 20, done.stderr
+    assert "(measured; model and plan not compared: the package " in done.stdout
+    assert "--model tiny-llama: the package " in done.stderr
 
 
 # --- staleness ----------------------------------------------------------------------------------
