@@ -14,7 +14,7 @@ from sitsc.core.diff import folders
 from sitsc.core.diff.change import PlanDiff
 from sitsc.core.diff.compare import compare
 from sitsc.core.diff.read import Opened, open_plan
-from sitsc.core.diff_policy import Verdict
+from sitsc.core.diff_policy import Verdict, unknown_name
 
 Judge = Callable[[PlanDiff, Opened], Verdict | None]
 
@@ -52,13 +52,20 @@ def compare_folders(a: Path, b: Path, judge: Judge, *, judged: bool) -> tuple[li
 
 
 def _without_needed(found: list[Compared]) -> list[Compared]:
-    """Without remarks that an allowance is not needed here, when another plan needs it."""
-    allowed = "\n".join(text for c in found if c.verdict for text in c.verdict.allowed)
+    """Without remarks on allowances and names that another plan needs."""
+    verdicts = [c.verdict for c in found if c.verdict is not None]
+    allowed = "\n".join(text for verdict in verdicts for text in verdict.allowed)
+    unknown = [set(map(unknown_name, verdict.remarks)) for verdict in verdicts]
+    nowhere = set.intersection(*unknown) if unknown else set()
     kept = []
     for item in found:
         verdict = item.verdict
         if verdict is not None:
-            remarks = tuple(text for text in verdict.remarks if not _needed(text, allowed))
+            remarks = tuple(
+                text
+                for text in verdict.remarks
+                if not _needed(text, allowed) and (not (n := unknown_name(text)) or n in nowhere)
+            )
             verdict = replace(verdict, remarks=remarks)
         kept.append(replace(item, verdict=verdict))
     return kept

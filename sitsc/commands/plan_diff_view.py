@@ -32,7 +32,9 @@ def headline(diff: PlanDiff) -> str:
         parts += [f"{word}: {', '.join(found)}"] if found else []
     count = len(diff.changes)
     if not parts:
-        parts = ["figures as before"] if diff.figures else ["no figure can be compared"]
+        part = {"predictions", "sizes"} & diff.skipped.keys()
+        same = "figures that can be compared are as before" if part else "figures as before"
+        parts = [same] if diff.figures else ["no figure can be compared"]
     return "; ".join([*parts, f"{count} decision{' differs' if count == 1 else 's differ'}"])
 
 

@@ -5,6 +5,8 @@ In: TOML with `limits` by figure, `decisions` by section, `models` with both for
 Raises PolicyError for keys, figures and sections that do not exist.
 """
 
+import difflib
+import math
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ _PARTS = ("weights", "kv", "arena", "package", "graph", "slack", "total")
 _ONE = re.compile(r"(tpot_decode|ttft_prefill)_[1-9][0-9]*")
 _ALLOW, _REFUSE, _ANY = "allow", "refuse", "any"
 _KEYS = {"limits": {}, "decisions": {}, "models": [], "allow": []}
+_UNKNOWN = "which this plan does not have"
 _HINT = "docs/plan-diff.md shows a policy"
 
 
@@ -162,6 +165,9 @@ def _allowance(entry: _Entry, where: str) -> Allowance:
     if not entry.reason.strip():
         raise PolicyError(f"no reason for {entry.what}", where=where, hint="say why it is allowed")
     up_to = _share(entry.up_to, f"up_to of {entry.what}", where)
+    if up_to is not None and entry.what in SECTIONS and entry.what not in FIGURES:
+        what = f"up_to of {entry.what}: a section has no amount"
+        raise PolicyError(what, where=where, hint="where = '…' narrows it")
     return Allowance(entry.what, entry.where, up_to, entry.reason, entry.expires, entry.match)
 
 
@@ -210,6 +216,7 @@ def judge(policy: Policy, diff: PlanDiff, facts: dict[str, int | str], today: da
     for index, entry in enumerate(policy.allow):
         if index not in used and _matches(entry.match, facts):
             remarks.append(f"the allowance for {entry.what} ({entry.reason}) is not needed")
+    remarks += _unknown_names(policy, facts)
     return Verdict(tuple(outside), tuple(allowed), tuple(dict.fromkeys(remarks)))
 
 
@@ -238,8 +245,26 @@ def _matches(match: dict[str, int | str], facts: dict[str, int | str]) -> bool:
     return all(facts.get(name) == value for name, value in match.items())
 
 
+def _unknown_names(policy: Policy, facts: dict[str, int | str]) -> list[str]:
+    """Names that no rule can match by in this plan: another model's, or misspelt."""
+    matches = [one.match for one in policy.models] + [entry.match for entry in policy.allow]
+    names = dict.fromkeys(name for match in matches for name in match if name not in facts)
+    found = []
+    for name in names:
+        near = difflib.get_close_matches(name, facts, 1)
+        meant = f"; it has {near[0]!r}" if near else ""
+        found.append(f"match names {name!r}, {_UNKNOWN}{meant}")
+    return found
+
+
+def unknown_name(remark: str) -> str:
+    """The name that a remark of `judge` says a plan does not have, or ""."""
+    name, found, _ = remark.partition(f", {_UNKNOWN}")
+    return name if found else ""
+
+
 def _violations(rules: Rules, diff: PlanDiff) -> list[tuple[str, str, float]]:
-    """(figure or section, what is outside in a line, how much worse)."""
+    """(figure or section, what is outside in a line, how much worse); a section has no amount."""
     found = []
     for figure in diff.figures:
         limit = _limit(rules, figure)
@@ -248,7 +273,7 @@ def _violations(rules: Rules, diff: PlanDiff) -> list[tuple[str, str, float]]:
             found.append((figure.name, text, figure.worse))
     for change in diff.changes:
         if rules.refused.get(change.section, False):
-            found.append((change.section, _line(change), 0.0))
+            found.append((change.section, _line(change), math.inf))
     return found
 
 

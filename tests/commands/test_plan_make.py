@@ -228,8 +228,10 @@ def test_an_allowance_that_another_plan_needs(made: Path, changed: Path, tmp_pat
 
 def test_folders_that_cannot_be_compared(made: Path, changed: Path, tmp_path: Path, capfd):
     one = made / "tiny-llama.cpu.json.xz"
-    call(capfd, *DIFF, made, one).refused(2, "is not a folder of plans", "plan make")
-    call(capfd, *DIFF, tmp_path / "no", made).refused(2, "no is not a folder of plans")
+    call(capfd, *DIFF, made, one).refused(
+        2, "is a folder of plans or other", "is none", "plan make"
+    )
+    call(capfd, *DIFF, tmp_path / "no", made).refused(2, "no is none")
     (changed / "tiny-llama.cpu.json").write_text("{}")
     call(capfd, *DIFF, made, changed).refused(2, "tiny-llama.cpu is there twice")
     (changed / "tiny-llama.cpu.json").unlink()

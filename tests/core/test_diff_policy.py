@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sitsc.core.diff.change import HIGHER, LOWER, Change, Figure, PlanDiff, Side
-from sitsc.core.diff_policy import judge, read_policy
+from sitsc.core.diff_policy import judge, read_policy, unknown_name
 from sitsc.core.errors import PolicyError
 
 SIDE = Side("plan.json", "00", "00", "Llama", "h200")
@@ -98,9 +98,20 @@ def test_an_allowance_has_a_bound_a_place_and_a_model():
     for old, new in (("12 %", "9 %"), ("down_proj", "up_proj")):
         verdict = judge(read_policy(ALLOWED.replace(old, new)), DIFF, FACTS, TODAY)
         assert len(verdict.outside) == 1 and "is not needed" in verdict.remarks[0]
+    memory = "[decisions]\nmemory = 'refuse'\n[[allow]]\nwhat = 'memory'\nup_to = '9 %'\n"
+    moved = Change("memory", "place of kv", "", "device", "host")
+    diff = PlanDiff(SIDE, SIDE, (moved,), (), {}, ())
+    assert outside(memory + "reason = 'grew'\nexpires = 2027-01-01", diff) != ()
     other = ALLOWED + "match = {target = 'cpu'}"
     verdict = judge(read_policy(other), DIFF, FACTS, TODAY)
     assert len(verdict.outside) == 1 and not verdict.remarks
+
+
+def test_names_that_match_nothing_are_told():
+    text = "[[models]]\nmatch = {traget = 'h200'}\nlimits = {tpot = '1 %'}"
+    (remark,) = judge(read_policy(text), DIFF, FACTS, TODAY).remarks
+    assert remark == "match names 'traget', which this plan does not have; it has 'target'"
+    assert unknown_name(remark) == "match names 'traget'" and not unknown_name("is not needed")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,10 @@ def test_an_allowance_has_a_bound_a_place_and_a_model():
         ("[[allow]]\nwhat = 'tpot'\nreason = ' '\nexpires = 2026-01-01", "no reason for tpot"),
         ("[[allow]]\nwhat = 'tpot'\nreason = 'x'\nexpires = '2026-01-01'", "expected date"),
         ("[[allow]]\nwhat = 'speed'\nreason = 'x'\nexpires = 2026-01-01", "'speed'"),
+        (
+            "[[allow]]\nwhat = 'kernels'\nup_to = '1 %'\nreason = 'x'\nexpires = 2026-01-01",
+            "up_to of kernels: a section has no amount",
+        ),
         ("[limits", "not TOML"),
     ],
 )

@@ -159,6 +159,9 @@ def test_of_another_schema_the_sections_that_read_are_compared():
     del value["model"]
     found = of_text(canonical_json(value | {"schema": 0}), FLOAT)
     assert "model" in found.skipped and found.a.model == "unknown"
+    del value["target"], value["regimes"]
+    found = of_text(FLOAT, canonical_json(value | {"schema": 0, "regimes": 1}))
+    assert not found.warnings and found.b.target == "unknown"
 
 
 def test_a_schema_of_which_nothing_reads_is_refused():
@@ -184,6 +187,8 @@ def changed(text: str, *path: Any, value: Any) -> str:
     [
         (FLOAT[:-2000], "not JSON"),
         ("", "not JSON"),
+        (FLOAT.replace('"schema": 1', '"schema": NaN'), "NaN is no number"),
+        (FLOAT.replace('"schema": 1', '"schema": 1e999'), "1e999 is no number"),
         ("[]", "no plan in this file"),
         ('{"schema": true, "regimes": []}', "no plan in this file"),
         ('{"schema": 1}', "no plan in this file"),

@@ -37,10 +37,10 @@ def is_folder(place: Path) -> bool:
 
 def pairs(a: Path, b: Path) -> list[Pair]:
     """All names of two folders. Raises OptionError when one of them is none, PlanError."""
-    for place in (a, b):
+    for place, other in ((a, b), (b, a)):
         if not is_folder(place):
-            what = f"{place} is not a folder of plans, as the other is"
-            raise OptionError(what, hint="sitsc plan make -o FOLDER writes one")
+            what = f"{other} is a folder of plans or other JSON files, {place} is none"
+            raise OptionError(what, hint="two plans or artifacts, or two of sitsc plan make")
     sides = [{name: _stored(place, name) for name in _names(place)} for place in (a, b)]
     names = sorted({*sides[0], *sides[1]})
     return [Pair(name, sides[0].get(name), sides[1].get(name)) for name in names]

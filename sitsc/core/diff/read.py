@@ -5,6 +5,7 @@ cannot be read is named. Raises SitscError for what was cut off or edited by han
 """
 
 import json
+import math
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
@@ -89,7 +90,7 @@ def _first_difference(text: str, other: str) -> int:
 def _schema(text: str, name: str) -> int:
     """The schema that a text names. Raises PlanError for what is no plan."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         hint = "the file is damaged or cut off"
         raise PlanError(f"not JSON: {error}", where=name, hint=hint) from None
@@ -98,6 +99,16 @@ def _schema(text: str, name: str) -> int:
         hint = "give an artifact or a plan.json"
         raise PlanError("no plan in this file", where=name, hint=hint)
     return schema
+
+
+def _no_number(text: str) -> float:
+    """Raises ValueError: no plan holds what Python alone calls a number."""
+    raise ValueError(f"{text} is no number")
+
+
+def _number(text: str) -> float:
+    """Raises ValueError for what is larger than a number can be."""
+    return value if math.isfinite(value := float(text)) else _no_number(text)
 
 
 def _partly(value: dict[str, Any], schema: int, name: str, text: str) -> Opened:
