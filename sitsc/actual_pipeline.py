@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from sitsc.core.actual import START, TPOT, Actual, Measured, MeasuredKernels, read_actual
 from sitsc.core.errors import PlanError
 from sitsc.core.plan import Plan, Regime
-from sitsc.core.serving.simulator import BatchSizes, Piece
-from sitsc.passes.plan_time import PlanTime, launch_seconds
+from sitsc.passes.plan_time import (
+    PlanTime,
+    decode_seconds,
+    launch_seconds,
+    plan_time,
+    prompt_seconds,
+)
 
 __all__ = ["Line", "Residuals", "read_actual", "residuals"]
 
@@ -48,22 +53,23 @@ class Residuals:
 
 
 def residuals(plan: Plan, actual: Actual) -> Residuals:
-    """Predictions beside measurements. Raises PlanError for those of a plan that runs otherwise."""
+    """Predictions beside measurements.
+
+    Raises PlanError for those of a plan that runs otherwise, or of more sequences than it has.
+    """
     same = actual.plan == plan.sha256() or (actual.runs and actual.runs == plan.runs())
     if not same:
         raise PlanError(
             f"measured of plan {actual.plan[:12]}, this is {plan.sha256()[:12]}",
             hint="bench this artifact, or name its own measurements",
         )
-    stages = [stage.regimes for stage in plan.stages] or [plan.regimes]
-    gpu = plan.target.isa.startswith("sm_")
-    launch = launch_seconds(plan) if gpu else 0.0
-    time = PlanTime(stages, launch=launch)
+    time, launch = plan_time(plan), launch_seconds(plan)
+    regimes = plan.of_rank(0).regimes
     memory = actual.memory
     return Residuals(
         tuple(_end(plan, time, point) for point in actual.points),
         (Line("peak", "bytes", plan.memory.total_bytes, memory.peak_bytes),) if memory else (),
-        {row.key: _kernels(stages[0], row, 1e6 * launch) for row in actual.kernels},
+        {row.key: _kernels(regimes, row, 1e6 * launch) for row in actual.kernels},
     )
 
 
@@ -74,13 +80,12 @@ def _end(plan: Plan, time: PlanTime, point: Measured) -> Line:
         unread = plan.memory.weights_bytes - point.weights_bytes
         return Line(point.key, "s", bar.value - unread / rate, point.value, bar.error)
     if point.kind == TPOT:
-        many = point.sequences
-        sizes = BatchSizes(many, round(many * point.context))
-        bar = _bar(plan, "tpot_decode", many)
+        seconds = decode_seconds(plan, time, point.sequences, point.context)
+        bar = _bar(plan, "tpot_decode", point.sequences)
     else:
-        sizes = BatchSizes(0, 0, (Piece(point.tokens, 0, True),))
+        seconds = prompt_seconds(plan, time, point.tokens)
         bar = _bar(plan, "ttft_prefill", point.tokens)
-    return Line(point.key, "ms", 1e3 * sum(time(sizes).stages), point.value, bar)
+    return Line(point.key, "ms", 1e3 * seconds, point.value, bar)
 
 
 def _bar(plan: Plan, kind: str, size: int) -> float:
@@ -99,6 +104,9 @@ def _kernels(
 ) -> tuple[Line, ...]:
     """Kernel classes of the bucket that the row ran in, the slowest first."""
     fits = [r for r in regimes if r.kind == "decode" and r.sizes["sequences"] >= row.sequences]
+    if not fits:
+        what = f"kernels of {row.key}: no step of this plan has {row.sequences} sequences"
+        raise PlanError(what, hint="bench this artifact")
     regime = min(fits, key=lambda r: r.sizes["sequences"])
     times: dict[str, float] = {}
     for group in regime.groups:

@@ -7,7 +7,7 @@ format.
 """
 
 import json
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,15 +113,29 @@ def read_actual(path: Path) -> Actual:
         what = f"measurements of schema {value.get('schema')}, this version reads {SCHEMA}"
         raise PlanError(what, where=path.name, hint=hint)
     found = from_value(Actual, value, path.name)
-    _check(found.points, path.name)
+    _check(found, path.name)
     return found
 
 
-def _check(points: Iterable[Measured], where: str) -> None:
-    for point in points:
-        sizes = {TPOT: point.sequences, TTFT: point.tokens, START: 1}.get(point.kind)
-        if sizes is None or sizes < 1 or point.value <= 0:
-            raise PlanError(f"{point.key!r} is no measurement", where=where, hint="bench again")
+def _check(actual: Actual, where: str) -> None:
+    """Raises PlanError for sizes that no step has, and for what no clock says."""
+    wrong = [point.key for point in actual.points if not _possible(point)]
+    wrong += [
+        row.key
+        for row in actual.kernels
+        if row.sequences < 1
+        or not 0 <= row.context < math.inf
+        or not all(0 <= us < math.inf for us in row.us.values())
+    ]
+    if actual.memory is not None and actual.memory.peak_bytes < 1:
+        wrong.append("memory")
+    for key in wrong:
+        raise PlanError(f"{key!r} is no measurement", where=where, hint="bench again")
+
+
+def _possible(point: Measured) -> bool:
+    sizes = {TPOT: point.sequences, TTFT: point.tokens, START: 1}.get(point.kind, 0)
+    return sizes >= 1 and 0 < point.value < math.inf and 0 <= point.context < math.inf
 
 
 def actual_of_report(report: dict[str, Any], runs: str = "", where: str = "results") -> Actual:
@@ -151,10 +165,11 @@ def actual_of_report(report: dict[str, Any], runs: str = "", where: str = "resul
                 for key, us in report.get("kernels_us", {}).items()
             ),
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        what = f"not the results of a GPU: {error} is missing"
+        _check(found, where)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        lacks = isinstance(error, KeyError)
+        what = f"not the results of a GPU: {error}{' is missing' if lacks else ''}"
         raise PlanError(what, where=where, hint="measure again with sitsc bench") from None
-    _check(found.points, where)
     return found
 
 

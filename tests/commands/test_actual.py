@@ -117,6 +117,13 @@ def test_kernel_classes(tiny_artifact, tmp_path, capfd):
     assert "kernels of a step, bs1_ctx1" in out and "library" in out and "together" in out
 
 
+def test_kernels_of_a_step_that_the_plan_does_not_have(tiny_artifact):
+    plan = open_artifact(tiny_artifact).plan
+    kernels = (MeasuredKernels("bs999", 999, 1.0, {"library": 1.0}),)
+    with pytest.raises(PlanError, match="no step of this plan has 999 sequences"):
+        residuals(plan, replace(actual_of(plan), kernels=kernels))
+
+
 @pytest.mark.parametrize("model", ["llama3-8b", "llama32-1b"])
 def test_results_of_a_gpu_are_measurements(model):
     report = json.loads((RESULTS / f"h200_{model}.json").read_text())
@@ -130,6 +137,7 @@ def test_results_of_a_gpu_are_measurements(model):
 def test_what_is_no_measurement(tiny_artifact, tmp_path, capfd):
     plan = open_artifact(tiny_artifact).plan
     good = json.loads(actual_of(plan, (decode(plan, 1, 1.0),)).text())
+    row = {"key": "bs1", "sequences": 1, "context": 1.0, "us": {"library": 1.0}}
     bad = {
         "cut": actual_of(plan).text()[:50],
         "list": "[]",
@@ -138,6 +146,11 @@ def test_what_is_no_measurement(tiny_artifact, tmp_path, capfd):
         "none": json.dumps(good | {"points": [good["points"][0] | {"value": 0.0}]}),
         "kind": json.dumps(good | {"points": [good["points"][0] | {"kind": "speed"}]}),
         "report": json.dumps({"sitsc": {}}),
+        "nan": json.dumps(good | {"points": [good["points"][0] | {"value": float("nan")}]}),
+        "context": json.dumps(good | {"points": [good["points"][0] | {"context": -1.0}]}),
+        "peak": json.dumps(good | {"memory": good["memory"] | {"peak_bytes": 0}}),
+        "kernels": json.dumps(good | {"kernels": [row | {"us": {"library": -1.0}}]}),
+        "rows": json.dumps(good | {"kernels": [row | {"sequences": 0}]}),
     }
     for name, text in bad.items():
         (tmp_path / f"{name}.json").write_text(text)
