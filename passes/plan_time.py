@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sitsc.core.plan import Plan, Regime
-from sitsc.core.serving.simulator import BatchSizes, StepCost
+from sitsc.core.serving.limits import limits_of
+from sitsc.core.serving.simulator import Arrival, BatchSizes, StepCost, replay_prompts
 
 _ATTENTION = "sitsc.paged_attention"
 _TEMPLATES = ("attention", "kv_write")
@@ -69,6 +70,30 @@ def _decode_work(regime: Regime) -> float:
 def _prompt_work(regime: Regime) -> float:
     tokens = regime.sizes["tokens"]
     return tokens * (regime.sizes["context"] + (tokens + 1) / 2)
+
+
+def plan_time(plan: Plan, send: Send = lambda tokens: 0.0) -> PlanTime:
+    """The times of all stages of a plan."""
+    stages = [stage.regimes for stage in plan.stages] or [plan.regimes]
+    gpu = plan.target.isa.startswith("sm_")
+    return PlanTime(stages, send, launch_seconds(plan) if gpu else 0.0)
+
+
+def decode_seconds(plan: Plan, time: PlanTime, sequences: int, context: float) -> float:
+    """Between two tokens of a sequence, `context` tokens long on average.
+
+    As many micro-batches as there are stages take turns.
+    """
+    parts = plan.parallel.pp
+    share = -(-sequences // parts)
+    step = time(BatchSizes(share, round(share * context)))
+    return max(sum(step.stages) + parts * step.send, parts * max(step.stages))
+
+
+def prompt_seconds(plan: Plan, time: PlanTime, tokens: int) -> float:
+    """From a lone prompt to its first token; its pieces follow each other through the stages."""
+    limits = limits_of(plan)
+    return replay_prompts([Arrival(0.0, tokens, 1)], limits.pieces_of, time)[0]
 
 
 def launch_seconds(plan: Plan) -> float:

@@ -16,13 +16,14 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition, check_partition, even_stages
-from sitsc.core.plan import LayerClass, Parallel, Plan, Rank, Regime, Stage
+from sitsc.core.plan import LayerClass, Parallel, Plan, Prediction, Rank, Regime, Stage
 from sitsc.model_graphs import ModelGraphs
 from sitsc.partition_pipeline import Asked, Slo, Workload, read_slo, read_workload, searcher
 from sitsc.passes.for_rank import stage_graphs
 from sitsc.passes.layers import num_layers
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition_report import check_slo, parallel_of
+from sitsc.passes.plan_time import decode_seconds, plan_time, prompt_seconds
 from sitsc.passes.planner import PACKAGE, ModelFacts
 from sitsc.passes.record_maker import record_of
 from sitsc.passes.shard_table import weights_of_rank
@@ -111,11 +112,8 @@ def _joined(plans: list[Plan], graphs: list[fx.Graph], parallel: Parallel) -> Pl
         names = _merge(classes, plan.model.layer_classes)
         stages.append(_stage(plan, graph, index, layers, parallel.tp, names))
     first = plans[0]
-    found = {
-        key: replace(value, value=_total(plans, key)) for key, value in first.predictions.items()
-    }
     ranks = [Rank(r, *divmod(r, parallel.tp)) for r in range(parallel.tp * parallel.pp)]
-    return replace(
+    plan = replace(
         first,
         model=replace(first.model, layer_classes=tuple(classes), parameters=()),
         target=replace(first.target, device_count=parallel.tp * parallel.pp),
@@ -125,15 +123,32 @@ def _joined(plans: list[Plan], graphs: list[fx.Graph], parallel: Parallel) -> Pl
         ranks=tuple(ranks),
         kv=(),
         memory=max((plan.memory for plan in plans), key=lambda memory: memory.total_bytes),
-        predictions=found,
+        predictions={},
         stages=tuple(stages),
     )
+    return replace(plan, predictions=_predictions(plan, plans))
 
 
-def _total(plans: list[Plan], key: str) -> float:
-    """A start takes as long as the slowest rank, a step as all stages one after another."""
-    values = [plan.predictions[key].value for plan in plans]
-    return max(values) if key == "cold_start" else sum(values)
+def _predictions(plan: Plan, plans: list[Plan]) -> dict[str, Prediction]:
+    """A start takes as long as the slowest rank; micro-batches and chunks share the stages."""
+    time, found = plan_time(plan), {}
+    contexts = {r.sizes["sequences"]: r.sizes["context"] for r in _decoding(plan)}
+    for key, value in plans[0].predictions.items():
+        name, _, size = key.rpartition("_")
+        if key == "cold_start":
+            predicted = max(one.predictions[key].value for one in plans)
+        elif len(plans) == 1:
+            predicted = value.value
+        elif name == "tpot_decode":
+            predicted = 1e3 * decode_seconds(plan, time, int(size), contexts[int(size)])
+        else:
+            predicted = 1e3 * prompt_seconds(plan, time, int(size))
+        found[key] = replace(value, value=predicted)
+    return found
+
+
+def _decoding(plan: Plan) -> list[Regime]:
+    return [regime for regime in plan.stages[0].regimes if regime.kind == "decode"]
 
 
 def _merge(known: list[LayerClass], more: tuple[LayerClass, ...]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from sitsc.passes.batch_time import BatchTime
 from sitsc.passes.collectives import send, topology
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Candidate, Search
-from sitsc.passes.plan_time import PlanTime, launch_seconds
+from sitsc.passes.plan_time import plan_time
 from sitsc.passes.prefill_cuts import cut_for, prefill_cuts
 from sitsc.passes.workloads import Slo, Workload
 
@@ -172,9 +172,7 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     limits = limits_of(plan)
     ahead = parallel.pp if gpu else 0
     serving = Serving(limits, own.memory.kv_pages, own.kv[0].page_tokens, replicas, ahead)
-    stages = [stage.regimes for stage in plan.stages] or [plan.regimes]
-    send = _sender(plan, GPU_LINK if gpu else CPU_LINK)
-    cost = PlanTime(stages, send, launch_seconds(plan) if gpu else 0.0)
+    cost = plan_time(plan, _sender(plan, GPU_LINK if gpu else CPU_LINK))
     summary = summarise(
         simulate(requests.arrivals, serving, cost, concurrency=requests.concurrency)
     )

@@ -272,7 +272,7 @@ def _one(
         "limit_ms": limit_ms,
         "fraction_of_limit": limit_ms / decode[0].median_ms,
         "ttft_ms": {str(tokens): measure_ttft(session, tokens, 5) for tokens in prompts},
-        "start": {"load_s": sum(session.timeline.values())} if several else probe(root),
+        "start": {"ranks_load_s": sum(session.timeline.values())} if several else probe(root),
     }
     if text is not None and session.tokenizer is not None:
         if several:
@@ -316,8 +316,8 @@ def _line(result: dict[str, Any]) -> str:
     rows += [f"TTFT {tokens} tokens: {value:.1f} ms" for tokens, value in result["ttft_ms"].items()]
     start = result["start"]
     rows.append(
-        f"loaded in {start['load_s']:.2f} s"
-        if "load_s" in start
+        f"loaded in {start['ranks_load_s']:.2f} s"
+        if "ranks_load_s" in start
         else f"first token {start['first_token_s']:.2f} s after start, peak memory "
         f"{start['peak_over_weights']:.2f} x weights above torch"
     )

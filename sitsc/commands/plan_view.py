@@ -22,10 +22,20 @@ def plan_lines(plan: Plan, regimes: Sequence[str] = ()) -> list[str]:
     if partition := parallel_lines(plan.parallel):
         sections.append(partition)
     sections += [_stages(plan)] if plan.stages else []
-    sections += [_regime(regime) for regime in choose(plan, regimes)]
+    for stage, own in _programs(plan).items():
+        sections += [_regime(regime, stage) for regime in choose(own, regimes)]
     sections += [_memory(plan), *([] if plain else [_kv(plan)]), _predictions(plan)]
     sections += [_labelled([("plan", plan.sha256()), ("runs", plan.runs())])]
     return [line for section in sections for line in ("", *section)][1:]
+
+
+def _programs(plan: Plan) -> dict[str, Plan]:
+    """The plan of each stage, by what its regimes are shown under; "" where there is one."""
+    firsts = {rank.program: rank.rank for rank in reversed(plan.ranks)}
+    several = len(plan.stages) > 1
+    return {
+        f"stage {stage} " * several: plan.of_rank(rank) for stage, rank in sorted(firsts.items())
+    }
 
 
 def fact_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -97,7 +107,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.architecture}: {', '.join(shape)}"),
         ("layers", "; ".join(classes)),
-        ("target", f"{plan.target.name}, {plan.target.isa}, {plan.target.topology}, {threads}"),
+        ("target", f"{_devices(plan)}, {threads}"),
         (
             "parallel",
             f"{split}, micro-batch {parallel.micro_batch}, chunks of {parallel.chunk_tokens}"
@@ -116,6 +126,13 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
         *_unmatched(plan),
     ]
+
+
+def _devices(plan: Plan) -> str:
+    target, count = plan.target, plan.num_ranks
+    if count > 1:
+        return f"{count} × {target.name}, {target.isa}"
+    return f"{target.name}, {target.isa}, {target.topology}"
 
 
 def _unmatched(plan: Plan) -> list[tuple[str, str]]:
@@ -170,7 +187,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _regime(regime: Regime) -> list[str]:
+def _regime(regime: Regime, stage: str = "") -> list[str]:
     sizes = regime.sizes
     launches = ", ".join(
         f"{launch.kind} {launch.kernel}" for group in regime.groups for launch in group.launches
@@ -179,7 +196,7 @@ def _regime(regime: Regime) -> list[str]:
     if regime.kind != PLAIN:
         what = f"{sizes['sequences']} sequences, {sizes['tokens']} new tokens"
         what += f", {sizes['context']} before"
-    title = f"{regime.name}: {what}; launches {launches}"
+    title = f"{stage}{regime.name}: {what}; launches {launches}"
     header = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
     return [title, *table_lines([header, *_kernel_rows(regime)], left=4)]
 
@@ -238,10 +255,11 @@ def _kv(plan: Plan) -> list[str]:
             str(group.head_dim),
             str(group.page_tokens),
             str(group.page_bytes),
-            str(plan.memory.kv_pages),
+            str(own.memory.kv_pages),
             str(group.window or "all"),
         )
-        for group in plan.kv
+        for own in _programs(plan).values()
+        for group in own.kv
     ]
     return table_lines([(*header, "page bytes", "pages", "window"), *rows], left=4)
 

@@ -20,7 +20,9 @@ from sitsc.core.artifact import open_artifact
 from sitsc.core.errors import ArtifactError, OptionError, PartitionError, PlanError
 from sitsc.core.options import CompileOptions
 from sitsc.core.sampling import SamplingOptions
+from sitsc.core.serving.simulator import BatchSizes, Piece
 from sitsc.export.onnx_export import write_onnx
+from sitsc.passes.plan_time import plan_time, prompt_seconds
 from sitsc.pipeline import compile_model
 from sitsc.runtime.loader import load
 from sitsc.runtime.rank_processes import run_ranks
@@ -179,8 +181,26 @@ def test_what_a_plan_of_ranks_shows_and_what_it_cannot_give(cut: Path, tmp_path:
     artifact = open_artifact(cut)
     lines = plan_lines(artifact.plan)
     assert any(line.split()[:3] == ["1", "1-1", "2-3"] for line in lines), lines
+    assert next(line.split(":")[0] for line in lines if line.startswith("stage 1 ")) == (
+        "stage 1 decode_1"
+    )
+    assert any(line.startswith("target    4 × cpu") for line in lines)
     with pytest.raises(ArtifactError, match="4 ranks"):
         write_onnx(artifact, tmp_path / "x.onnx", None, lambda share: None)
+
+
+def test_predictions_of_stages_are_those_of_micro_batches_and_chunks(cut: Path):
+    plan = open_artifact(cut).plan
+    time, decode = plan_time(plan), {r.name: r.sizes for r in plan.stages[0].regimes}
+    for bucket in (n for n in plan.schedule.decode_buckets if n > 1):
+        context = decode[f"decode_{bucket}"]["context"]
+        step = time(BatchSizes(bucket // 2, bucket // 2 * context))
+        seconds = max(sum(step.stages), 2 * max(step.stages))
+        predicted = plan.predictions[f"tpot_decode_{bucket}"].value
+        assert predicted == pytest.approx(1e3 * seconds, rel=1e-4)
+    assert prompt_seconds(plan, time, 8) == pytest.approx(
+        sum(time(BatchSizes(0, 0, (Piece(8, 0, True),))).stages)
+    )
 
 
 def test_what_does_not_divide_is_refused(tiny_checkpoint: Path, tmp_path: Path):

@@ -36,6 +36,12 @@ class SchedulerLimits:
         fits = next((chunk for longest, chunk in self.chunks if prompt_tokens <= longest), 0)
         return min(fits or self.prefill_chunk_tokens, self.prefill_chunk_tokens)
 
+    def pieces_of(self, prompt_tokens: int) -> list[int]:
+        """The tokens of a lone prompt in each of its steps."""
+        chunk = self.chunk_of(prompt_tokens)
+        starts = range(0, prompt_tokens, chunk)
+        return [min(chunk, prompt_tokens - before) for before in starts]
+
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
@@ -100,16 +106,17 @@ class Scheduler:
         self._waiting.append(request)
         return request
 
-    def schedule(self) -> StepBatch | None:
+    def schedule(self, *, alone: bool = False) -> StepBatch | None:
         """The next step, or None when there is nothing to compute. `settle` or `drop` it later.
 
         With a step in flight, requests go on from the tokens that it will sample; a request whose
-        last token is in flight waits for it. Raises nothing.
+        last token is in flight waits for it. `alone`: it will be settled before the next is
+        scheduled, so that micro-batches have no use. Raises nothing.
         """
         assert len(self._in_flight) < self.most_in_flight, "too many steps are not settled"
         if self._waiting:
             self._admit()
-        batch = self._fill()
+        batch = self._fill(alone and not self._in_flight)
         if batch is not None:
             self._in_flight.append(batch)
         return batch
@@ -197,10 +204,10 @@ class Scheduler:
         owned = len(self.pages.table(request.id))
         return self.pages.pages_for(request.num_tokens) - owned
 
-    def _fill(self) -> StepBatch | None:
+    def _fill(self, alone: bool) -> StepBatch | None:
         """Give every running request its tokens, oldest first; decoding ones never wait."""
         limits = self.limits
-        running = self._ready()
+        running = self._ready(alone)
         decoding = sum(r.num_tokens - r.num_computed == 1 for r in running)
         prefill_budget = limits.max_step_tokens - decoding
         ids: list[int] = []
@@ -236,7 +243,7 @@ class Scheduler:
         regime = "decode" if decode else "prefill"
         return StepBatch(regime, tuple(ids), tokens, starts, contexts, tables, sample)
 
-    def _ready(self) -> list[Request]:
+    def _ready(self, alone: bool) -> list[Request]:
         """Running requests that a step may advance.
 
         With micro-batches a step takes its share of them, so that stages have about as much to do
@@ -244,15 +251,30 @@ class Scheduler:
         until the other micro-batches have had their turn.
         """
         running = [request for request in self._running if not request.is_ending]
-        if self.limits.micro_batches == 1:
+        if self.limits.micro_batches == 1 or alone:
             return running
-        share = -(-len(running) // self.limits.micro_batches)
         if not self.limits.tokens_ahead:
-            return [request for request in running if not request.num_pending][:share]
+            return self._share([request for request in running if not request.num_pending])
         late = list(self._in_flight)[1 - self.limits.micro_batches :]
         others = {request_id for batch in late for request_id in batch.sampled_ids}
         ready = [r for r in running if r.id not in others and r.num_pending < MOST_IN_FLIGHT]
-        return (ready or self._oldest_in_flight(running))[:share]
+        return self._share(ready or self._oldest_in_flight(running))
+
+    def _share(self, ready: list[Request]) -> list[Request]:
+        """The oldest of those that may advance, a micro-batch of them.
+
+        Prompts of which a part is computed come on top: none of their steps samples, so that they
+        would take the place of a sequence in every step, and the youngest would wait for the whole
+        prompt.
+        """
+        begun = {r.id for r in self._running if r.num_computed and r.num_tokens > r.num_computed + 1}
+        others = sum(not r.is_ending for r in self._running) - len(begun)
+        left, found = -(-others // self.limits.micro_batches), []
+        for request in ready:
+            if request.id in begun or left:
+                left -= request.id not in begun
+                found.append(request)
+        return found
 
     def _oldest_in_flight(self, running: list[Request]) -> list[Request]:
         """Those of the oldest step that may go on from it when nothing else can be done."""
