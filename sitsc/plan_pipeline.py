@@ -4,6 +4,7 @@ In: what is wanted, from the command line or a list. Out: for each its plan, or 
 none. A model is traced once for all of its targets.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -64,10 +65,23 @@ def read_list(text: str, where: str) -> list[Wanted]:
         raise OptionError(f"{where} is not TOML: {error}", hint=_HINT) from None
     except PlanError as error:
         raise OptionError(error.what, where=error.where, hint=_HINT) from None
+    if not read.plans:
+        raise OptionError("nothing to plan", where=where, hint=_HINT)
     found = []
     for entry in read.plans:
+        _check(entry, where)
         found += wanted(entry.models, entry.targets, entry.label, entry.options)
     return _distinct(found)
+
+
+def _check(entry: _Entry, where: str) -> None:
+    """Raises OptionError for an entry without plans, and a label that is no part of a name."""
+    for name in ("models", "targets"):
+        if not getattr(entry, name):
+            raise OptionError(f"plans without {name}", where=where, hint=_HINT)
+    if entry.label and not re.fullmatch(r"[A-Za-z0-9_-]+", entry.label):
+        hint = "letters, digits, - and _: it is part of the file's name"
+        raise OptionError(f"label {entry.label!r}", where=where, hint=hint)
 
 
 def wanted(

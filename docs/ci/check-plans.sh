@@ -11,9 +11,9 @@ set -eu
 : "${LIST:=plans/plans.toml}" "${PLANS:=plans}" "${POLICY:=plans/policy.toml}"
 : "${OUT:=build/plans}" "${SITSC:=.venv/bin/sitsc}" "${JOBS:=2}"
 
-rm -rf "$OUT/new"
+rm -rf "$OUT/new" "$OUT/report.md"
 mkdir -p "$OUT"
-"$SITSC" plan make --list "$LIST" --jobs "$JOBS" -o "$OUT/new" >&2
+"$SITSC" plan make --list "$LIST" --jobs "$JOBS" -o "$OUT/new" >&2 || exit 2
 
 status=0
 "$SITSC" plan diff "$PLANS" "$OUT/new" --policy "$POLICY" --markdown > "$OUT/report.md" || status=$?

@@ -71,14 +71,15 @@ def _partition(plan: Plan) -> Iterator[Fact]:
     yield Fact(
         what,
         "passes/partition.py",
-        "first by tokens a second within the limits",
-        _overtake(possible),
+        f"asked for, or first by tokens a second within the limits of those that take all "
+        f"devices; predicted {_predicted(plan)}",
+        f"--tp, --pp and --ep; {_overtake(possible)}",
     )
     for other in possible[:_MOST]:
         yield Fact(
             f"not {_degrees(other)}",
             "passes/partition.py",
-            f"{other.reason}: TTFT {other.ttft_ms:.4g} ms, TPOT {other.tpot_ms:.4g} ms, "
+            f"{_passed_over(other)}: TTFT {other.ttft_ms:.4g} ms, TPOT {other.tpot_ms:.4g} ms, "
             f"{other.tokens_per_s:.5g} tokens/s, {other.kv_tokens} KV tokens",
         )
     for other in [a for a in p.alternatives if not a.feasible][:_MOST]:
@@ -89,6 +90,22 @@ def _partition(plan: Plan) -> Iterator[Fact]:
             "passes/stage_search.py",
             "about equal predicted time each",
         )
+
+
+def _passed_over(other: Alternative) -> str:
+    """Why a possible one was not taken; a plan does not tell what was asked for from what won."""
+    if other.dp > 1:
+        return f"{other.dp} replicas would be artifacts of their own"
+    return "slower, or not asked for" if other.reason == "slower" else other.reason
+
+
+def _predicted(plan: Plan) -> str:
+    """What the plan itself predicts, from the least to the most: "TPOT 2.1 to 2.5 ms, …"."""
+    found = []
+    for name in ("tpot", "ttft"):
+        ms = [p.value for key, p in plan.predictions.items() if key.startswith(name)]
+        found += [f"{name.upper()} {min(ms):.4g} to {max(ms):.4g} ms"] if ms else []
+    return ", ".join(found)
 
 
 def _overtake(possible: Sequence[Alternative]) -> str:

@@ -126,6 +126,10 @@ def test_two_processes_and_a_list(made: Path, tmp_path: Path):
         ("[[plans]]\nmodels = ['a']\ntargets = ['cpu']\noptions = {target = 'cpu'}", "target"),
         ("[[plans]]\nmodels = ['a']\ntargets = ['h9000']", "h9000"),
         ("[[plans]]\nmodels = ['a', 'x/a']\ntargets = ['cpu']", "a.cpu is asked for twice"),
+        ("[[plans]]\nmodels = []\ntargets = ['cpu']", "plans without models"),
+        ("[[plans]]\nmodels = ['a']\ntargets = []", "plans without targets"),
+        ("plans = []", "nothing to plan"),
+        ("[[plans]]\nmodels = ['a']\ntargets = ['cpu']\nlabel = '../x'", "label"),
         ("[[plans", "is not TOML"),
     ],
 )
@@ -279,6 +283,7 @@ def test_the_script(tmp_path: Path, capfd):
     (tmp_path / "list.toml").write_text("[[plan]]")
     wrong = check(tmp_path)
     assert wrong.returncode == 2 and "unknown key 'plan'" in wrong.stderr
+    assert not (tmp_path / "new/report.md").exists()  # none of an earlier run
 
 
 def test_the_workflow_runs_the_script():
@@ -290,6 +295,6 @@ def test_the_workflow_runs_the_script():
     assert install.removeprefix("make ") == ".venv/.installed"
     assert compare == "docs/ci/check-plans.sh" and os.access(ROOT / compare, os.X_OK)
     script = (ROOT / compare).read_text()
-    report = show.split()[1]
+    report = show.split()[3]
     assert 'OUT:=build/plans}"' in script and report == "build/plans/report.md"
     assert compare in (ROOT / ".ci/run").read_text()

@@ -101,6 +101,8 @@ def test_the_partition_is_explained_by_what_was_not_chosen(of_ranks: Plan):
     assert f"TP {chosen.tp} × PP {chosen.pp}" in found
     assert "not TP 1 × PP 1 × EP 1 × DP 2" in found
     assert "tokens/s" in found
+    assert "asked for, or first by" in found and "predicted TPOT " in found
+    assert "2 replicas would be artifacts of their own" in found and ": slower:" not in found
 
 
 def test_the_command(planned: Planned, tmp_path: Path):
