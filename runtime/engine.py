@@ -213,7 +213,7 @@ class Engine:
         outputs: list[Output] = []
         while len(self._flights) > ahead:  # a request with a mask came while steps ran ahead
             outputs += self._land()
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(alone=not ahead)
         if batch is not None:
             try:
                 self._submit(batch)

@@ -259,6 +259,47 @@ def test_a_lone_request_goes_on_from_a_token_in_flight() -> None:
     assert ended.generated_ids == [7, 7, 7]
 
 
+def longest_pauses(machine: Scheduler, ahead: int, steps: int) -> dict[int, int]:
+    """Of each request the most steps from one that it is in to the next."""
+    flying: list[StepBatch] = []
+    last: dict[int, int] = {}
+    pauses: dict[int, int] = {}
+    for step in range(steps):
+        batch = machine.schedule(alone=not ahead)
+        if batch is not None:
+            flying.append(batch)
+            for owner in batch.request_ids:
+                pauses[owner] = max(pauses.get(owner, 0), step - last.get(owner, 0))
+                last[owner] = step
+        if flying and (batch is None or len(flying) > ahead):
+            done = flying.pop(0)
+            machine.settle(done, [7] * len(done.sampled_ids))
+            machine.check()
+    return {owner: max(pauses[owner], steps - 1 - step) for owner, step in last.items()}
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("tokens_ahead", [False, True])
+def test_nobody_stands_still_while_a_long_prompt_is_computed(stages, tokens_ahead) -> None:
+    for lengths in ([400, 3, 3, 3], [3, 400, 3, 3, 3], [3, 3, 3, 400]):
+        limits = SchedulerLimits(8, 16, 8, 500, micro_batches=stages, tokens_ahead=tokens_ahead)
+        machine = Scheduler(limits, PagePool(4000, 4))
+        for length in lengths:
+            machine.add([1] * length, SamplingOptions(max_tokens=100))
+        pauses = longest_pauses(machine, stages if tokens_ahead else stages - 1, 40)
+        short = [pauses[i] for i, length in enumerate(lengths) if length == 3]
+        assert max(short) <= stages + 1
+
+
+@pytest.mark.parametrize("tokens_ahead", [False, True])
+def test_a_step_that_is_waited_for_takes_all(tokens_ahead) -> None:
+    limits = SchedulerLimits(8, 64, 8, 500, micro_batches=3, tokens_ahead=tokens_ahead)
+    machine = Scheduler(limits, PagePool(4000, 4))
+    for _ in range(7):
+        machine.add([1, 2], SamplingOptions(max_tokens=100))
+    assert set(longest_pauses(machine, 0, 30).values()) == {1}
+
+
 def test_chunked_prefill_then_decode() -> None:
     machine = scheduler()
     machine.add(list(range(20)), SamplingOptions())

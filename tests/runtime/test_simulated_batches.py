@@ -58,8 +58,8 @@ class Recorded:
         self.ends: list[float] = []
         schedule, settle = made.scheduler.schedule, made.scheduler.settle
 
-        def scheduled() -> StepBatch | None:
-            batch = schedule()
+        def scheduled(**how: bool) -> StepBatch | None:
+            batch = schedule(**how)
             if batch is not None:
                 self.batches.append(shape(batch))
                 self.free = max(self.now, self.free) + 1.0

@@ -267,7 +267,8 @@ class Scheduler:
         would take the place of a sequence in every step, and the youngest would wait for the whole
         prompt.
         """
-        begun = {r.id for r in self._running if r.num_computed and r.num_tokens > r.num_computed + 1}
+        part = [r for r in self._running if r.num_computed and r.num_tokens > r.num_computed + 1]
+        begun = {request.id for request in part}
         others = sum(not r.is_ending for r in self._running) - len(begun)
         left, found = -(-others // self.limits.micro_batches), []
         for request in ready:
