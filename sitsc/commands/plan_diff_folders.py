@@ -40,6 +40,9 @@ def compare_folders(a: Path, b: Path, judge: Judge, *, judged: bool) -> tuple[li
         if pair.a is not None and pair.b is not None and folders.same(pair.a, pair.b):
             same += 1
         elif pair.a is None or pair.b is None or not (pair.a.plan and pair.b.plan):
+            for side in (pair.a, pair.b):
+                if side is not None and side.plan is not None:
+                    open_plan(side.plan)  # raises PlanError for a file that is none
             text, lost = _told(pair)
             found.append(Compared(pair.name, None, None, text, lost and judged))
         else:

@@ -238,7 +238,9 @@ def test_folders_that_cannot_be_compared(made: Path, changed: Path, tmp_path: Pa
     call(capfd, *DIFF, tmp_path / "no", made).refused(2, "no is none")
     (changed / "tiny-llama.cpu.json").write_text("{}")
     call(capfd, *DIFF, made, changed).refused(2, "tiny-llama.cpu is there twice")
-    (changed / "tiny-llama.cpu.json").unlink()
+    (changed / "tiny-llama.cpu.json").rename(changed / "config.json")
+    call(capfd, *DIFF, made, changed).refused(2, "no plan in this file", "config.json")
+    (changed / "config.json").unlink()
     cut = changed / one.name
     cut.write_bytes(one.read_bytes()[:-20])
     call(capfd, *DIFF, made, changed).refused(2, "it ends too early", one.name, "cut off")
