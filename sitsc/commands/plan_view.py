@@ -189,9 +189,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _regime(regime: Regime, stage: str = "") -> list[str]:
     sizes = regime.sizes
-    launches = ", ".join(
-        f"{launch.kind} {launch.kernel}" for group in regime.groups for launch in group.launches
-    )
+    launches = ", ".join(_launched(regime))
     what = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "fixed sizes"
     if regime.kind != PLAIN:
         what = f"{sizes['sequences']} sequences, {sizes['tokens']} new tokens"
@@ -199,6 +197,18 @@ def _regime(regime: Regime, stage: str = "") -> list[str]:
     title = f"{stage}{regime.name}: {what}; launches {launches}"
     header = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
     return [title, *table_lines([header, *_kernel_rows(regime)], left=4)]
+
+
+def _launched(regime: Regime) -> Iterator[str]:
+    """What a regime launches: packages by name, kernels by template and how often."""
+    counts: dict[str, int] = {}
+    for group in regime.groups:
+        for launch in group.launches:
+            own = launch.template if launch.kind == "kernel" else ""
+            name = own or f"{launch.kind} {launch.kernel}"
+            counts[name] = counts.get(name, 0) + max(1, len(group.layers))
+    for name, count in counts.items():
+        yield f"{name} × {count}" if count > 1 else name
 
 
 def _kernel_rows(regime: Regime) -> Iterator[tuple[str, ...]]:
