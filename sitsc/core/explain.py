@@ -20,6 +20,7 @@ _ALIASES = {"tp": "partition", "pp": "partition", "ep": "partition", "dp": "part
 _ALIASES |= {"chunk": "prefill", "cuts": "prefill", "kv": "memory", "dtype": "numerics"}
 _MOST = 3
 _LIBRARY = "library"
+_TUNED = ("gemv", "skinny", "attention_decode")  # templates that sitsc tune tries tiles of
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,9 @@ def _launch_facts(
         evidence = _evidence(table, weights.get(name), launch, regime)
         if launch.kind == "package":
             key = (what, "AOTInductor", "one package with free sizes computes every step", "")
+        elif launch.kind != _LIBRARY and not launch.template.startswith(_TUNED):
+            why = "chosen for these sizes" if tile else "the kernel that there is for it"
+            key = (what, f"codegen/templates/cuda_{launch.template}.py.j2", why, "")
         elif evidence is None:
             why = "nobody measured this shape for these sizes"
             key = (what, "the rule of core/tiles.py", why, "sitsc tune build, sitsc tune run")

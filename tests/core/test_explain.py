@@ -58,6 +58,11 @@ def test_attention_has_a_fact_for_each_of_its_kernels(planned: Planned):
     assert "fuse_norm" not in found  # without the graph nothing is said of it
 
 
+def test_what_is_not_tuned_does_not_ask_for_tuning(planned: Planned):
+    (fact,) = explain.operator_facts(planned.plan, None, "model.embed_tokens")
+    assert fact.by == "codegen/templates/cuda_gather.py.j2" and fact.change == ""
+
+
 def test_a_measured_tile_shows_its_evidence(planned: Planned, monkeypatch: pytest.MonkeyPatch):
     launch = next(
         launch
