@@ -8,7 +8,7 @@ import typer
 from sitsc.commands import plan_calibrate, plan_diff, plan_explain, plan_make
 from sitsc.commands.output import Json, print_json
 from sitsc.core import plan_file
-from sitsc.core.errors import OptionError
+from sitsc.core.errors import OptionError, PlanError
 
 if TYPE_CHECKING:
     from sitsc.core.plan import Plan
@@ -42,8 +42,13 @@ def show(
     if actual or actual_from:
         _show_actual(plan, artifact, actual_from, as_json)
         return
+    try:
+        text = plan.text()
+    except ValueError as error:  # a number that has no text: not as sitsc writes it
+        hint = "compile again; the file was edited or damaged"
+        raise PlanError(str(error), where=artifact.name, hint=hint) from None
     if as_json:
-        print(plan.text(), end="")
+        print(text, end="")
         return
     from sitsc.commands.plan_view import plan_lines  # noqa: PLC0415  (imports torch)
 

@@ -57,6 +57,10 @@ def test_what_is_no_plan(tiny_artifact: Path, tmp_path: Path, capfd):
         call(capfd, *show, tmp_path / f"{name}.json").refused(2)
     (tmp_path / "cut.json").write_text((tiny_artifact / "plan.json").read_text()[:1000])
     call(capfd, *show, tmp_path / "cut.json").refused(2, "not JSON", "cut.json")
+    name = next(iter(plan["predictions"]))
+    plan["predictions"][name]["value"] = float("nan")
+    (tmp_path / "nan.json").write_text(json.dumps(plan))
+    call(capfd, *show, tmp_path / "nan.json").refused(2, "nan has no canonical form", "nan.json")
 
 
 def test_what_runs_as_operators_of_aten_is_told(tiny_artifact: Path, tmp_path: Path, capfd):
