@@ -11,7 +11,7 @@ from sitsc.codegen.cuda_instance import make, power_of_two
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 
-POLLS = 100_000_000  # about a minute
+POLLS = 100_000_000  # 15 s and more: the ranks' watch ends the job before
 _VECTOR_BYTES = 16
 _WHOLE = 8  # elements, of which rows of sums are a multiple: vectors of either type
 _MOST_VECTORS = 256  # of a program

@@ -32,6 +32,7 @@ from sitsc.runtime.steps import Sampled
 
 _CARVEOUT, _FEW_TOKENS = 100, 2
 _RING = 3
+_COUNTERS = ("calls", "sent", "received")  # an error is noted behind the count
 _UPLOAD_BYTES = 1 << 22
 
 
@@ -159,6 +160,12 @@ class CudaExecutor:
                 pool = graph.pool()
                 self._graphs[regime.name] = graph
         self.inputs.forget_layout()
+
+    def lost_exchanges(self) -> list[str]:
+        """Counters of kernels between ranks that have waited in vain; waits for the stream."""
+        self.stream.synchronize()
+        names = [b.name for b in self.plan.memory.arena if b.name.rpartition("/")[2] in _COUNTERS]
+        return [name for name in names if int(self.memory.view(name, (2,))[1])]
 
     # --- steps of the engine --------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sitsc.core import env
 from sitsc.core.artifact import Artifact
-from sitsc.core.errors import DeviceError
+from sitsc.core.errors import DeviceError, RankError
 from sitsc.runtime import cuda_preflight
 from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.cuda_executor import CudaExecutor
@@ -72,6 +72,12 @@ class CudaLoading:
             timeline.mark("graphs")
             self._wait(timeline)
         timeline.mark("weights")
+        if self._world is not None:  # from now on kernels of one rank wait for those of others
+            if names := executor.lost_exchanges():
+                what = f"rank {self._world.rank}: GPUs waited for each other in vain"
+                raise RankError(f"{what} ({', '.join(names)})", hint="start the job again")
+            self._world.gather()
+            timeline.mark("meet")
         return executor
 
     def _shared(self) -> Tensor | None:

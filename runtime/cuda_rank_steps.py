@@ -74,7 +74,7 @@ class CudaRankSteps:
 
     def collect(self, step: _Flight) -> Sampled:
         """Wait for the tokens of a step."""
-        with together(self._world), self._world.watch.waiting():
+        with together(self._world), self._world.watch.on_device():
             step.sent.wait()
             if step.step is not None:
                 return self._executor.collect(step.step)

@@ -2,7 +2,8 @@
 
 A rank that gives no sign for `SILENT` seconds is dead or frozen; one that computes for `STUCK`
 seconds longer than it may while another waits for it does not advance. Either ends the job on all
-other ranks.
+other ranks. So does a step of GPUs that takes as long while no rank computes: their kernels wait
+for each other, and would go on without what they wait for.
 """
 
 import threading
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PERIOD, SILENT, STUCK = 0.5, 4.0, 8.0
-_IDLE, _BUSY, _WAITING = 0, 1, 2
+_IDLE, _BUSY, _WAITING, _DEVICE = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Watch:
         self._store, self._rank, self._size = store, rank, size
         self._fail, self._now = fail, now
         self._state, self._steps, self._beats = _IDLE, 0, 0
-        self._may_take = 0.0
+        self._may_take = self._since = 0.0
         self._stop, self._told = threading.Event(), threading.Event()
         self._found: str | None = None
         self._seen = {other: _Seen() for other in range(size) if other != rank}
@@ -86,6 +87,17 @@ class Watch:
             self._steps += 1
             self._state = before
 
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """This rank waits for a step that the GPUs of all compute."""
+        before, self._state, self._since = self._state, _DEVICE, self._now()
+        self._steps += 1
+        try:
+            yield
+        finally:
+            self._steps += 1
+            self._state = before
+
     def verdict(self, seconds: float) -> str | None:
         """What the watch comes to find in that time; None if nothing."""
         self._told.wait(seconds)
@@ -101,7 +113,8 @@ class Watch:
 
     def look(self) -> str | None:
         """What is wrong with another rank, if anything. Raises RuntimeError as `beat`."""
-        now, waits, slow = self._now(), self._state == _WAITING, []
+        now, waits, slow = self._now(), self._state in (_WAITING, _DEVICE), []
+        stands = self._state == _DEVICE and now - self._since > STUCK
         for other, seen in self._seen.items():
             if not self._store.check([self._key(other)]):
                 seen.since = seen.since or now
@@ -120,11 +133,14 @@ class Watch:
             _, state, steps, more = (int(part) for part in sign.split(":"))
             if (state, steps) != seen.progress:
                 seen.progress, seen.progress_since = (state, steps), now
-            waits = waits or state == _WAITING
+            waits = waits or state in (_WAITING, _DEVICE)
+            stands = stands and state != _BUSY
             if state == _BUSY and now - seen.progress_since > STUCK + more:
                 slow.append(other)
         if waits and slow:
             return f"rank {slow[0]} is stuck: others have waited for it for {STUCK:g} s"
+        if stands:
+            return f"a step takes {STUCK:g} s: the GPUs of the ranks wait for each other"
         return None
 
     def _run(self) -> None:

@@ -90,3 +90,20 @@ def test_a_rank_that_never_came_is_named():
     watch = Watch(store, 0, 2, lambda text: None, clock)
     (found,) = pass_time(clock, STUCK + 2, [watch])
     assert found is not None and "rank 1 has given no sign" in found
+
+
+def test_gpus_that_wait_for_each_other_end_the_job():
+    ranks, clock = watches(2)
+    with ranks[0].on_device():
+        assert pass_time(clock, STUCK - 1, ranks) == [None] * 2
+        found = pass_time(clock, 3, ranks)
+    assert found[0] is not None and "wait for each other" in found[0]
+
+
+def test_a_step_of_gpus_may_wait_for_a_rank_that_computes():
+    ranks, clock = watches(2)
+    with ranks[1].busy(30.0), ranks[0].on_device():
+        assert pass_time(clock, STUCK + 20, ranks) == [None] * 2
+    for _ in range(3):  # one step after the other
+        with ranks[0].on_device():
+            assert pass_time(clock, STUCK - 1, ranks) == [None] * 2
