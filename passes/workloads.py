@@ -54,6 +54,15 @@ class Workload:
         """Tokens that the longest sequence keeps."""
         return max(self.lengths) + self.output_tokens
 
+    def check_context(self, tokens: int) -> None:
+        """Raises OptionError when the longest sequence is longer than a context of `tokens`."""
+        if self.most_tokens > tokens:
+            raise OptionError(
+                f"the longest sequence of the workload has {self.most_tokens} tokens, prompt and "
+                f"output, and the context {tokens}",
+                hint=f"--max-context {self.most_tokens}, or shorter requests",
+            )
+
     @property
     def mean_tokens(self) -> float:
         """Tokens that a sequence keeps on average, each at its end."""

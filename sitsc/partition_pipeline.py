@@ -69,10 +69,14 @@ class Asked:
     slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a number of devices that is not possible."""
+        """Raises OptionError for a number of devices that is not possible, or a link of none."""
         if not 1 <= self.devices <= MOST_DEVICES:
             raise OptionError(
                 f"--devices {self.devices} is outside 1..{MOST_DEVICES}", hint="such as 8"
+            )
+        if self.between and self.nodes == 1:
+            raise OptionError(
+                f"--between {self.between} with one node", hint="--nodes 2 or more, or leave it out"
             )
 
 

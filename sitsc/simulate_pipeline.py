@@ -85,11 +85,11 @@ class Sizes:
         """Raises OptionError for sizes that nothing can have."""
         for name, value in (("--max-batch", self.max_batch), ("--chunk", self.chunk_tokens)):
             if value < 0:
-                raise OptionError(f"{name} {value}", hint="1 or more")
+                raise OptionError(f"{name} {value}", hint="1 or more, 0 for the usual")
         if self.max_batch > _MOST_BATCH:
             raise OptionError(f"--max-batch {self.max_batch}", hint=f"at most {_MOST_BATCH}")
         if self.kv_tokens < 0:
-            raise OptionError(f"--kv-tokens {self.kv_tokens}", hint="1 or more")
+            raise OptionError(f"--kv-tokens {self.kv_tokens}", hint="0 for what fits, or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +229,8 @@ def _serving(search: Search, best: Candidate, sizes: Sizes) -> Serving:
     context = search.record.max_context
     chunk = min(sizes.chunk_tokens or _CHUNK, context)
     page = _GPU_PAGE if gpu else _CPU_PAGE
+    if 0 < sizes.kv_tokens < page:
+        raise OptionError(f"--kv-tokens {sizes.kv_tokens}", hint=f"a page has {page} tokens")
     fits = search.replica(partition).budget(search.usable, batch, chunk + batch).kv_tokens
     wanted = min(fits, sizes.kv_tokens or batch * (context + page))
     if wanted < page or sizes.kv_tokens > fits:

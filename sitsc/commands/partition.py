@@ -35,7 +35,9 @@ def partition(
     overlap: Annotated[
         bool, typer.Option(help="Count sums of prompts as hidden behind computing, in pieces.")
     ] = False,
-    max_context: Annotated[int, typer.Option(help="The longest sequence; 0: the model's.")] = 0,
+    max_context: Annotated[
+        int, typer.Option(help="The longest sequence; 0: the model's, up to 8192.")
+    ] = 0,
     top: Annotated[int, typer.Option(help="Rows of a table.")] = 10,
     plot: Annotated[
         Path | None, typer.Option(help="Write the Pareto plot to this PNG file.")
@@ -64,6 +66,8 @@ def partition(
     pipeline.check(target, asked)
     with model_folder(model) as folder, phases() as shown:
         record = pipeline.record_model(folder, options, shown.report)
+        if workload is not None or prompt or output:
+            load.check_context(record.max_context)
         shown.report("search", 0.0)
         made = pipeline.report(record, target, asked)
         shown.end()

@@ -41,7 +41,9 @@ def simulate(
     max_batch: Annotated[int, typer.Option(help="Sequences of a replica; 0: the usual.")] = 0,
     chunk: Annotated[int, typer.Option(help="Tokens of a prompt in a step; 0: 2048.")] = 0,
     kv_tokens: Annotated[int, typer.Option(help="Of a replica; 0: what fits.")] = 0,
-    max_context: Annotated[int, typer.Option(help="The longest sequence; 0: the model's.")] = 0,
+    max_context: Annotated[
+        int, typer.Option(help="The longest sequence; 0: the model's, up to 8192.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Replay a workload with the server's own scheduler; percentiles, utilisation, KV pages."""
@@ -55,7 +57,8 @@ def simulate(
     load = _requests(workload, rate, concurrency, requests, seed)
     degrees, sizes = pipeline.Degrees(tp, pp, ep, dp), pipeline.Sizes(max_batch, chunk, kv_tokens)
     if _is_plan(Path(model)):
-        if any((devices, tp, pp, ep, max_batch, chunk, kv_tokens, max_context)):
+        told = (devices, tp, pp, ep, max_batch, chunk, kv_tokens, max_context)
+        if any((*told, nodes != 1, link, between)):
             raise OptionError("the plan of an artifact says its sizes", hint="only --dp is free")
         made = pipeline.of_plan(read(Path(model)), max(1, dp), load)
     else:

@@ -108,6 +108,8 @@ def test_refused(tmp_path: Path, capfd):
     refused("--devices", 1025, parts=("outside 1..1024",))
     refused("--link", "string", parts=("unknown link", "nvlink"))
     refused("--between", "string", "--nodes", 2, parts=("unknown link",))
+    refused("--between", "ethernet", parts=("--between ethernet with one node", "--nodes 2"))
+    refused("--prompt", 500, parts=("756 tokens, prompt and output, and the context 512",))
     refused("--target", "abacus", parts=("unknown target", "h200"))
     refused("--slo", "soon", parts=("cannot be read", "ttft=200"))
     refused("--workload", tmp_path / "none.json", parts=("--workload", "JSON"))

@@ -174,7 +174,8 @@ def test_a_model(tmp_path: Path, capfd) -> None:
 def test_a_plan(capfd) -> None:
     arguments = ("simulate", GOLDEN_PLAN, "--concurrency", 3, "--requests", 12)
     call(capfd, *arguments).refused(2, "tokens, the context holds 256")
-    call(capfd, *arguments, "--tp", 2).refused(2, "the plan of an artifact says its sizes")
+    for more in (("--tp", 2), ("--link", "pcie"), ("--nodes", 2)):
+        call(capfd, *arguments, *more).refused(2, "the plan of an artifact says its sizes")
 
 
 def test_a_plan_of_two_stages() -> None:
@@ -227,6 +228,7 @@ def test_refused(tmp_path: Path, capfd) -> None:
     refused("--rate", 1, "--tp", -1, parts=("--tp -1",))
     refused("--rate", 1, "--tp", 2, "--devices", 3, parts=("not 3",))
     refused("--rate", 1, "--target", "abacus", parts=("unknown target",))
+    refused("--rate", 1, "--kv-tokens", 10, parts=("--kv-tokens 10", "a page has 64 tokens"))
     refused("--rate", 1, "--max-batch", 5000, parts=("at most 1024",))
     refused("--workload", tmp_path / "none.json", parts=("--workload", "JSON"))
     (tmp_path / "empty.json").write_text("[]")
