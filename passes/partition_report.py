@@ -169,11 +169,13 @@ def parallel_of(search: Search, found: Found, chosen: Candidate) -> Parallel:
 
 def alternatives(found: Found, chosen: Candidate) -> list[Alternative]:
     """Every other partition: predictions in order of rank, then those refused."""
-    made = []
+    made, before = [], True
     for c in found.ranked:
         if c is chosen:
+            before = False
             continue
-        reason = "slower" if c.meets else f"{c.miss:.3g} times the limit"
+        slower = "not asked for" if before else "slower"
+        reason = slower if c.meets else f"{c.miss:.3g} times the limit"
         made.append(
             Alternative(
                 *(c.partition.tp, c.partition.pp, c.partition.ep, c.partition.dp),

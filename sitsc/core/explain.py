@@ -94,10 +94,10 @@ def _partition(plan: Plan) -> Iterator[Fact]:
 
 
 def _passed_over(other: Alternative) -> str:
-    """Why a possible one was not taken; a plan does not tell what was asked for from what won."""
+    """Why a possible one was not taken."""
     if other.dp > 1:
         return f"{other.dp} replicas would be artifacts of their own"
-    return "slower, or not asked for" if other.reason == "slower" else other.reason
+    return other.reason
 
 
 def _predicted(plan: Plan) -> str:

@@ -426,6 +426,8 @@ def read_plan(text: str, where: str = "plan.json") -> Plan:
         value = json.loads(text)
     except ValueError as error:
         raise PlanError(f"not JSON: {error}", where=where, hint="the file is damaged") from None
+    except RecursionError:
+        raise PlanError("nested too deep", where=where, hint="the file is no plan") from None
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
         raise PlanError("no plan in this file", where=where)
     if value["schema"] != SCHEMA:
