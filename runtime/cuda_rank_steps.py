@@ -8,6 +8,7 @@ the sampled rows with the step, and sends the ids back.
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class CudaRankSteps:
         self.rank = world.rank
         self.num_ahead = world.pp  # with one stage as of one GPU: a step
         self._writer, self._closed = StepWriter(), False
+        self._owed: deque[_Flight] = deque()  # steps whose ids have not come yet
         self._answers: queue.Queue[StepInFlight | None] = queue.Queue()
 
     # --- rank 0 -------------------------------------------------------------------------------
@@ -68,6 +70,7 @@ class CudaRankSteps:
             with world.watch.busy():
                 if world.pp > 1:
                     self._executor.follow(batch, alone=True)
+                    self._owed.append(flight)
                 else:
                     flight.step = self._executor.submit(batch, rows)
         return flight
@@ -78,10 +81,19 @@ class CudaRankSteps:
             step.sent.wait()
             if step.step is not None:
                 return self._executor.collect(step.step)
-            ids = torch.empty(step.rows, dtype=torch.int64)
-            if step.rows:
-                dist.recv(ids, self._world.last, tag=_IDS)
+            ids = self._ids_of(step)
         return [sampling_error(id) or id for id in ids.tolist()]
+
+    def _ids_of(self, step: _Flight) -> torch.Tensor:
+        """What comes for a step, after what comes for interrupted ones that nobody collected."""
+        while True:
+            first = self._owed[0]
+            ids = torch.empty(first.rows, dtype=torch.int64)
+            if first.rows:
+                dist.recv(ids, self._world.last, tag=_IDS)
+            self._owed.popleft()
+            if first is step:
+                return ids
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""

@@ -5,6 +5,7 @@ crosses the bound; the ranks of a stage compute it together; logits go back to r
 as there are stages may be under way, so that all stages work.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class RankSteps:
         self._sampler = sampler
         self.rank, self.num_ahead = world.rank, world.pp - 1
         self._closed = False
+        self._owed: deque[_Step] = deque()  # steps whose logits have not come yet
         self._width = executor.plan.tokens.logits_width
 
     # --- rank 0 -------------------------------------------------------------------------------
@@ -56,19 +58,30 @@ class RankSteps:
             outputs = self._compute(batch)
             if self._world.pp > 1:
                 self._pass_on(numbers, outputs, sent)
-        logits = outputs[0][: len(rows)] if self._world.pp == 1 else None
-        return _Step(tuple(rows), logits, sent)
+        if self._world.pp == 1:
+            return _Step(tuple(rows), outputs[0][: len(rows)], sent)
+        self._owed.append(_Step(tuple(rows), None, sent))
+        return self._owed[-1]
 
     def collect(self, step: _Step) -> Sampled:
         """Wait for the logits, and sample."""
         logits = step.logits
         with together(self._world):
             if logits is None:
-                logits = torch.empty(len(step.rows), self._width)
-                if step.rows:
-                    self._receive(logits, self._world.last, _LOGITS)
+                logits = self._logits_of(step)
             step.sent.wait()
         return self._sampler.sample(logits, list(step.rows))
+
+    def _logits_of(self, step: _Step) -> Tensor:
+        """What comes for a step, after what comes for interrupted ones that nobody collected."""
+        while True:
+            first = self._owed[0]
+            logits = torch.empty(len(first.rows), self._width)
+            if first.rows:
+                self._receive(logits, self._world.last, _LOGITS)
+            self._owed.popleft()
+            if first is step:
+                return logits
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept."""

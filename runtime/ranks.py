@@ -141,6 +141,8 @@ def _place(plan: Plan) -> tuple[int, int]:
             f"{size} ranks were started, the artifact is for {plan.num_ranks}",
             hint=f"start {plan.num_ranks}",
         )
+    if not 0 <= rank < size:
+        raise OptionError(f"RANK {rank} of {size} ranks", hint=f"0 to {size - 1}")
     return rank, size
 
 

@@ -77,6 +77,13 @@ def answers_of(line: str) -> list[list[int]]:
     return json.loads(line)
 
 
+def test_a_rank_that_is_none_of_them(cut: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in environment(RANKS, RANKS, 1).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=r"RANK 4 of 4 ranks.*0 to 3"):
+        load(cut)
+
+
 def test_tokens_equal_those_of_one_rank(cut: Path, tiny_artifact: Path):
     """Three sequences, two steps under way at once, through two stages of two ranks each."""
     options, engine = SamplingOptions(max_tokens=40), load(tiny_artifact).engine
