@@ -83,6 +83,7 @@ class Rejected:
     partition: Partition
     reason: str
     change: str
+    rate: float = 0.0  # requests a second that it sustains, where those are too few
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,13 @@ class Search:
             else:
                 rejected.append(made)
         if not ranked:
+            slow = max(rejected, key=lambda r: r.rate)
+            if slow.rate:
+                raise PartitionError(
+                    f"no partition of {devices} devices serves {workload.rate:.3g} requests a "
+                    f"second: {slow.partition.text()} comes nearest with {slow.rate:.3g}",
+                    hint="more devices, or fewer requests",
+                )
             first = min(rejected, key=lambda r: (not r.change, r.partition.pp, -r.partition.tp))
             raise PartitionError(
                 f"no partition of {devices} devices can hold {self.record.architecture}: "
@@ -200,10 +208,9 @@ class Search:
         load = self._load(replica, partition.dp, workload, most)
         if load is None:
             load = self._closed(replica, partition.dp, workload, most)
-            reason = f"sustains {load.tokens_per_s / workload.output_tokens:.3g} of "
-            return Rejected(
-                partition, f"{reason}{workload.rate:.3g} requests a second", "more devices"
-            )
+            rate = load.tokens_per_s / workload.output_tokens
+            reason = f"sustains {rate:.3g} of {workload.rate:.3g} requests a second"
+            return Rejected(partition, reason, "more devices", rate)
         return self._candidate(partition, replica, budget, workload, slo, load, most)
 
     @property

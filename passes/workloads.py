@@ -136,6 +136,8 @@ def _of_requests(requests: list[Any]) -> Workload:
     prompts = sorted(_length(request) for request in requests)
     outputs = [_count(request["max_tokens"], "max_tokens") for request in requests]
     times = [float(request.get("at", 0.0)) for request in requests]
+    if wrong := [at for at in times if not 0 <= at < math.inf]:
+        raise ValueError(f"a request at {wrong[0]:g} s")
     span = max(times) - min(times)
     middle = [
         prompts[min(len(prompts) - 1, int((i + 0.5) / _QUANTILES * len(prompts)))]
