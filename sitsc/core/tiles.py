@@ -160,7 +160,7 @@ def _gemv(shape: dict[str, Any], sms: int) -> TileChoice:
 def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     """64 rows a program, split columns until all multiprocessors work; the norm goes before.
 
-    Several programs share a row of the norm, as many as `separate_norm` says.
+    For few tokens several programs share a row of the norm, as many as `separate_norm` says.
     Sums of split columns stay in parts where their reader can add them.
     """
     block_t = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
@@ -169,7 +169,7 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     while split < 4 and programs * split < sms and shape["columns"] % (split * 2 * 128) == 0:
         split *= 2
     tile = {"block_t": block_t, "block_n": 64, "split": split, "num_warps": 4}
-    tile |= {"separate_norm": _norm_programs(tokens)} if shape["norm"] else {}
+    tile |= {"separate_norm": NORM_PROGRAMS if tokens <= 8 else 1} if shape["norm"] else {}
     sums = shape["epilogue"] == "residual"
     if split > 1 and (sums or (shape["epilogue"], shape["out_dtype"]) == ("store", "bf16")):
         tile |= {"parts": 1}
@@ -178,11 +178,6 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     else:
         more = {"block_k": 128, "stages": 3 if shape["epilogue"] == "glu" else 4, "ahead": 1}
     return TileChoice("skinny", tile | more, "rule")
-
-
-def _norm_programs(tokens: int) -> int:
-    """Programs for a row of a norm: whole decode steps of Llama-3-8B on H200s say so."""
-    return NORM_PROGRAMS if tokens <= 8 or 16 < tokens <= 32 else 4 if tokens > 32 else 1
 
 
 def _attention(shape: dict[str, Any], sequences: int, sms: int) -> TileChoice:
