@@ -21,7 +21,7 @@ from sitsc.core.serving.sampling_rows import sampling_error
 from sitsc.core.serving.step_stream import StepReader, StepWriter
 from sitsc.core.serving.wire import STOP
 from sitsc.runtime.cuda_executor import CudaExecutor, StepInFlight
-from sitsc.runtime.rank_messages import Messages, together
+from sitsc.runtime.rank_messages import Messages, answer_of, together
 from sitsc.runtime.ranks import World
 from sitsc.runtime.row_fields import RecordedFields, read_fields
 from sitsc.runtime.sampler import SamplerRow
@@ -81,19 +81,15 @@ class CudaRankSteps:
             step.sent.wait()
             if step.step is not None:
                 return self._executor.collect(step.step)
-            ids = self._ids_of(step)
+            ids = answer_of(step, self._owed, self._ids)
         return [sampling_error(id) or id for id in ids.tolist()]
 
-    def _ids_of(self, step: _Flight) -> torch.Tensor:
-        """What comes for a step, after what comes for interrupted ones that nobody collected."""
-        while True:
-            first = self._owed[0]
-            ids = torch.empty(first.rows, dtype=torch.int64)
-            if first.rows:
-                dist.recv(ids, self._world.last, tag=_IDS)
-            self._owed.popleft()
-            if first is step:
-                return ids
+    def _ids(self, step: _Flight) -> torch.Tensor:
+        """The ids that come next, those of this step."""
+        ids = torch.empty(step.rows, dtype=torch.int64)
+        if step.rows:
+            dist.recv(ids, self._world.last, tag=_IDS)
+        return ids
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""

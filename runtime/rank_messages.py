@@ -4,10 +4,11 @@ In: tensors to send, failures of the network. Out: the same messages, sent; a `R
 the rank.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +17,7 @@ from sitsc.core.errors import ExecutionError, RankError
 from sitsc.runtime.ranks import World
 
 _VERDICT_S = 12.0
+_Step = TypeVar("_Step")
 
 
 @dataclass(slots=True)
@@ -34,6 +36,19 @@ class Messages:
         """Until all have left."""
         for work in self.works:
             work.wait()
+
+
+def answer_of(step: _Step, owed: deque[_Step], receive: Callable[[_Step], Tensor]) -> Tensor:
+    """What comes for a step, after what comes for interrupted ones that nobody collected.
+
+    `owed` are the steps whose answers have not come yet, in the order in which they come.
+    """
+    while True:
+        first = owed[0]
+        answer = receive(first)
+        owed.popleft()
+        if first is step:
+            return answer
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from sitsc.core.plan import Stage
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.wire import STOP, decode, encode
 from sitsc.runtime.cpu_executor import CpuExecutor
-from sitsc.runtime.rank_messages import Messages, lost, together
+from sitsc.runtime.rank_messages import Messages, answer_of, lost, together
 from sitsc.runtime.ranks import World
 from sitsc.runtime.sampler import Sampler, SamplerRow
 from sitsc.runtime.steps import Sampled
@@ -68,20 +68,16 @@ class RankSteps:
         logits = step.logits
         with together(self._world):
             if logits is None:
-                logits = self._logits_of(step)
+                logits = answer_of(step, self._owed, self._logits)
             step.sent.wait()
         return self._sampler.sample(logits, list(step.rows))
 
-    def _logits_of(self, step: _Step) -> Tensor:
-        """What comes for a step, after what comes for interrupted ones that nobody collected."""
-        while True:
-            first = self._owed[0]
-            logits = torch.empty(len(first.rows), self._width)
-            if first.rows:
-                self._receive(logits, self._world.last, _LOGITS)
-            self._owed.popleft()
-            if first is step:
-                return logits
+    def _logits(self, step: _Step) -> Tensor:
+        """The logits that come next, those of this step."""
+        logits = torch.empty(len(step.rows), self._width)
+        if step.rows:
+            self._receive(logits, self._world.last, _LOGITS)
+        return logits
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept."""

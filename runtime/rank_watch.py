@@ -68,29 +68,27 @@ class Watch:
     @contextmanager
     def busy(self, seconds: float = 0.0) -> Iterator[None]:
         """This rank computes; others may wait for it, for `seconds` more than usual."""
-        before, self._state, self._may_take = self._state, _BUSY, seconds
-        self._steps += 1
-        try:
+        self._may_take = seconds
+        with self._in(_BUSY):
             yield
-        finally:
-            self._steps += 1
-            self._state = before
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """This rank waits for another in the middle of a step."""
-        before, self._state = self._state, _WAITING
-        self._steps += 1
-        try:
+        with self._in(_WAITING):
             yield
-        finally:
-            self._steps += 1
-            self._state = before
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
         """This rank waits for a step that the GPUs of all compute."""
-        before, self._state, self._since = self._state, _DEVICE, self._now()
+        self._since = self._now()
+        with self._in(_DEVICE):
+            yield
+
+    @contextmanager
+    def _in(self, state: int) -> Iterator[None]:
+        """For a while in another state; beginning and end are steps forward."""
+        before, self._state = self._state, state
         self._steps += 1
         try:
             yield

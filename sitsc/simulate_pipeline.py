@@ -15,7 +15,7 @@ from sitsc.core.plan import Plan, PrefillCut
 from sitsc.core.records import to_value
 from sitsc.core.serving.latency import Percentiles, Summary, percentiles, summarise
 from sitsc.core.serving.limits import limits_of
-from sitsc.core.serving.scheduler import SchedulerLimits
+from sitsc.core.serving.scheduler import SchedulerLimits, pieces
 from sitsc.core.serving.simulator import Arrival, Cost, Serving, replay_prompts, simulate
 from sitsc.partition_pipeline import CPU_LINK, GPU_LINK, Asked, record_model, searcher
 from sitsc.passes.arrivals import REQUESTS, Requests, draw, read_requests
@@ -288,12 +288,6 @@ def compare(
             )
         )
     return tuple(found)
-
-
-def pieces(tokens: int, chunk: int) -> list[int]:
-    """A prompt in chunks; whole for a chunk of 0."""
-    size = chunk or tokens
-    return [min(size, tokens - before) for before in range(0, tokens, size)]
 
 
 def _share(requests: Requests, replicas: int) -> list[Arrival]:

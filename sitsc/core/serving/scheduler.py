@@ -38,9 +38,7 @@ class SchedulerLimits:
 
     def pieces_of(self, prompt_tokens: int) -> list[int]:
         """The tokens of a lone prompt in each of its steps."""
-        chunk = self.chunk_of(prompt_tokens)
-        starts = range(0, prompt_tokens, chunk)
-        return [min(chunk, prompt_tokens - before) for before in starts]
+        return pieces(prompt_tokens, self.chunk_of(prompt_tokens))
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -52,6 +50,12 @@ class SchedulerLimits:
                 f"max_step_tokens={self.max_step_tokens} is below max_batch={self.max_batch}",
                 hint="every running sequence needs one token in a step",
             )
+
+
+def pieces(tokens: int, chunk: int) -> list[int]:
+    """A prompt in chunks; whole for a chunk of 0."""
+    size = chunk or tokens
+    return [min(size, tokens - before) for before in range(0, tokens, size)]
 
 
 class Scheduler:
