@@ -5,33 +5,75 @@ that JSON cannot hold are refused. Digests are taken over exactly these bytes.
 """
 
 import hashlib
-import json
 import math
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 SIGNIFICANT_DIGITS = 6
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value} has no canonical form")
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") + 0.0  # -0.0 becomes 0.0
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys of a canonical object must be strings")
-        return {key: _normal(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_normal(item) for item in value]
-    raise ValueError(f"a value of type {type(value).__name__} has no canonical form")
+_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def canonical_json(value: Any) -> str:
     """The one text of `value`, ending in a newline. Raises ValueError for what JSON cannot hold."""
-    text = json.dumps(_normal(value), sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False)
-    return text + "\n"
+    parts: list[str] = []
+    _write(value, "\n", parts)
+    parts.append("\n")
+    return "".join(parts)
+
+
+def _write(value: Any, line: str, parts: list[str]) -> None:
+    """Append the text of a value; `line` is the line break with the blanks of its depth.
+
+    Not json.dumps: it is several times slower with an indent, and plans have 100,000 values.
+    """
+    if isinstance(value, str):
+        parts.append(encode_basestring_ascii(value))
+    elif value is None or isinstance(value, bool):
+        parts.append(_WORDS[value])
+    elif isinstance(value, int):
+        parts.append(int.__repr__(value))
+    elif isinstance(value, float):
+        parts.append(_number(value))
+    elif isinstance(value, dict):
+        _write_object(value, line, parts)
+    elif isinstance(value, (list, tuple)):
+        _write_list(value, line, parts)
+    else:
+        raise ValueError(f"a value of type {type(value).__name__} has no canonical form")
+
+
+def _write_object(value: dict[Any, Any], line: str, parts: list[str]) -> None:
+    if not all(isinstance(key, str) for key in value):
+        raise ValueError("keys of a canonical object must be strings")
+    if not value:
+        parts.append("{}")
+        return
+    inner = line + " "
+    lead = "{"
+    for key in sorted(value):
+        parts += (lead, inner, encode_basestring_ascii(key), ": ")
+        _write(value[key], inner, parts)
+        lead = ","
+    parts += (line, "}")
+
+
+def _write_list(value: list[Any] | tuple[Any, ...], line: str, parts: list[str]) -> None:
+    if not value:
+        parts.append("[]")
+        return
+    inner = line + " "
+    lead = "["
+    for item in value:
+        parts += (lead, inner)
+        _write(item, inner, parts)
+        lead = ","
+    parts += (line, "]")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} has no canonical form")
+    return float.__repr__(float(f"{value:.{SIGNIFICANT_DIGITS}g}") + 0.0)  # -0.0 becomes 0.0
 
 
 def digest(value: Any) -> str:

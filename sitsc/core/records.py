@@ -5,6 +5,7 @@ and wrong types are errors that name the path (`plan.memory.arena`); nothing is 
 """
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -12,12 +13,13 @@ from typing import Any, TypeVar
 from sitsc.core.errors import PlanError
 
 T = TypeVar("T")
+_SCALARS = (str, int, float, bool)
 
 
 def to_value(record: Any) -> Any:
     """A JSON value of a dataclass: tuples become lists, nested records dictionaries."""
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_value(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if (names := _names(type(record))) is not None:
+        return {name: to_value(getattr(record, name)) for name in names}
     if isinstance(record, dict):
         return {key: to_value(item) for key, item in record.items()}
     if isinstance(record, (list, tuple)):
@@ -31,11 +33,13 @@ def from_value(kind: type[T], value: Any, path: str) -> T:
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(kind)
+    if type(value) is kind and kind in _SCALARS:  # most of a plan
+        return value
     if kind is Any:
         return value
-    if dataclasses.is_dataclass(kind):
+    if _names(kind) is not None:
         return _read_record(kind, value, path)
+    origin = typing.get_origin(kind)
     if origin is tuple:
         return _read_tuple(kind, value, path)
     if origin is dict:
@@ -49,13 +53,30 @@ def _read(kind: Any, value: Any, path: str) -> Any:
 
 def _read_record(kind: Any, value: Any, path: str) -> Any:
     _expect(isinstance(value, dict), path, "an object", value)
-    hints = typing.get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    if extra := sorted(set(value) - names):
+    hints = _hints(kind)
+    names = hints.keys()
+    if extra := sorted(value.keys() - names):
         raise PlanError(f"unknown key {extra[0]!r}", where=path, hint="made by another version?")
-    if missing := sorted(names - set(value)):
+    if missing := sorted(names - value.keys()):
         raise PlanError(f"missing key {missing[0]!r}", where=path, hint="the file is incomplete")
-    return kind(**{name: _read(hints[name], value[name], f"{path}.{name}") for name in names})
+    return kind(
+        **{name: _read(hint, value[name], f"{path}.{name}") for name, hint in hints.items()}
+    )
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...] | None:
+    """Fields of a dataclass, None for any other type."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in _names(kind) or ()}
 
 
 def _read_tuple(kind: Any, value: Any, path: str) -> tuple[Any, ...]:

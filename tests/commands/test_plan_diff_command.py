@@ -3,8 +3,8 @@
 import json
 import os
 import re
+import resource
 import shutil
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -161,7 +161,7 @@ def test_the_same_bytes_in_other_processes(plans, capfd):
         assert spawn(*DIFF, *plans, option, env={"PYTHONHASHSEED": seed}).out == here
 
 
-def test_large_plans_take_less_than_a_second(tmp_path: Path, capfd):
+def test_large_plans_take_less_than_a_second(tmp_path: Path):
     """With twelve buckets and more the plan of a small model is as large as one of 8B usually."""
     model = write_random("tiny-llama", tmp_path / "model", headers_only=True)
     for name, batch in (("a.json", 32), ("b.json", 16)):
@@ -169,6 +169,13 @@ def test_large_plans_take_less_than_a_second(tmp_path: Path, capfd):
         plan = plan_checkpoint(inspect(model, options), options).plan
         (tmp_path / name).write_text(plan.text())
     assert os.path.getsize(tmp_path / "a.json") > 520_000
-    begin = time.process_time()
-    assert call(capfd, *DIFF, tmp_path / "a.json", tmp_path / "b.json").code == 0
-    assert time.process_time() - begin < 1.0
+    plans = tmp_path / "a.json", tmp_path / "b.json"
+    assert min(_processor_seconds(plans) for _ in range(3)) < 1.0
+
+
+def _processor_seconds(plans: tuple[Path, Path]) -> float:
+    """Of a fresh process, its start included: this one's heap is large, and collected often."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert spawn(*DIFF, *plans).code == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

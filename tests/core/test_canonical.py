@@ -44,6 +44,20 @@ def test_reading_and_writing_again_gives_the_same(value: Any):
     assert text.endswith("\n")
 
 
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") + 0.0
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+@given(VALUES)
+def test_the_text_is_that_of_json(value: Any):
+    text = json.dumps(_rounded(value), sort_keys=True, indent=1) + "\n"
+    assert canonical_json(value) == text
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False, width=64))
 def test_floats_keep_six_digits(value: float):
     kept = json.loads(canonical_json(value))
