@@ -12,12 +12,16 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+_STATUS = Path("/proc/self/status")
 
-def _status_kib(key: str) -> int:
-    """A size of this process in KiB, from /proc."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+
+def status_bytes(key: str) -> int:
+    """A size of this process ("VmRSS", "VmHWM"), from /proc; 0 where the system has none."""
+    if not _STATUS.is_file():
+        return 0
+    for line in _STATUS.read_text().splitlines():
         if line.startswith(key + ":"):
-            return int(line.split()[1])
+            return int(line.split()[1]) * 1024
     return 0
 
 
@@ -38,7 +42,7 @@ def main() -> None:
     given = _options(sys.argv[1:])
     import torch  # noqa: PLC0415  (the baseline of memory is a process that only has torch)
 
-    torch_only, imported = _status_kib("VmRSS"), time.time_ns()
+    torch_only, imported = status_bytes("VmRSS"), time.time_ns()
     from sitsc.core.sampling import SamplingOptions  # noqa: PLC0415
     from sitsc.runtime.loader import load  # noqa: PLC0415
 
@@ -69,7 +73,7 @@ def main() -> None:
         "timeline_s": {name: value / 1e9 for name, value in phases.items()},
         "load_s": session.timeline,
         "beside_s": session.beside,
-        "peak_bytes_above_torch": (_status_kib("VmHWM") - torch_only) * 1024,
+        "peak_bytes_above_torch": status_bytes("VmHWM") - torch_only,
         "weights_bytes": plan.memory.weights_bytes,
     }
     if plan.target.isa.startswith("sm_"):

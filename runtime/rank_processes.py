@@ -4,6 +4,7 @@ In: a command line and how many. Out: the exit code of the whole. The first proc
 writes the answer; when any ends badly the others are ended, and the rank is named.
 """
 
+import math
 import os
 import signal
 import socket
@@ -14,35 +15,48 @@ from collections.abc import Sequence
 
 from sitsc.core.errors import OptionError
 
-_POLL_S, _PATIENCE_S = 0.05, 2.0
+_POLL_S, _PATIENCE_S, _ENDING_S = 0.05, 2.0, 10.0
 _HOST = "127.0.0.1"
 
 
-def run_ranks(command: Sequence[str], count: int, port: int = 0) -> int:
+def run_ranks(
+    command: Sequence[str], count: int, port: int = 0, drain_s: float | None = None
+) -> int:
     """Run `command` as `count` ranks and wait; 0 when all ended well, else 1 and an error line.
 
-    `port` 0 takes a free one. Raises OptionError for a port in use.
+    `port` 0 takes a free one. With `drain_s` a signal that ends this process is told to rank 0
+    alone, and all have so many seconds to end by themselves. Raises OptionError for a port in use.
     """
     port = _free_port(port)
-    jobs = [_start(command, rank, count, port) for rank in range(count)]
+    soft = drain_s is not None
+    jobs = [_start(command, rank, count, port, soft) for rank in range(count)]
     try:
         return _wait(jobs)
+    except (KeyboardInterrupt, SystemExit):
+        if drain_s is None:
+            raise
+        jobs[0].terminate()
+        return _wait(jobs, time.monotonic() + drain_s + _ENDING_S)
     finally:
         _end([job for job in jobs if job.poll() is None])
 
 
-def _start(command: Sequence[str], rank: int, count: int, port: int) -> "subprocess.Popen[bytes]":
+def _start(
+    command: Sequence[str], rank: int, count: int, port: int, soft: bool
+) -> "subprocess.Popen[bytes]":
+    """One rank; a `soft` one does not get the signals of a terminal, which go to its group."""
     place = {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     place |= {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)}
     threads = max(1, (os.cpu_count() or 1) // count)
     usual = {"OMP_NUM_THREADS": str(threads), "SITSC_THREADS": str(threads)}
     stdin = None if rank == 0 else subprocess.DEVNULL
-    return subprocess.Popen(list(command), env=usual | os.environ | place, stdin=stdin)
+    env, group = usual | os.environ | place, 0 if soft else None
+    return subprocess.Popen(list(command), env=env, stdin=stdin, process_group=group)
 
 
-def _wait(jobs: "list[subprocess.Popen[bytes]]") -> int:
-    """Until all have ended, or one has ended badly."""
-    while True:
+def _wait(jobs: "list[subprocess.Popen[bytes]]", until: float = math.inf) -> int:
+    """Until all have ended, or one has ended badly, or it is too late."""
+    while time.monotonic() < until:
         codes = [job.poll() for job in jobs]
         bad = next((rank for rank, code in enumerate(codes) if code), None)
         if bad is not None:
@@ -53,6 +67,8 @@ def _wait(jobs: "list[subprocess.Popen[bytes]]") -> int:
         if all(code == 0 for code in codes):
             return 0
         time.sleep(_POLL_S)
+    print("sitsc: ranks did not end in time; all were ended", file=sys.stderr)
+    return 1
 
 
 def _what(code: int) -> str:

@@ -28,6 +28,7 @@ from sitsc.commands import (
     plan,
     report,
     run,
+    serve,
     simulate,
     tune,
     verify,
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.command()(compile.compile)
 app.command()(lint.lint)
 app.command()(run.run)
+app.command()(serve.serve)
 app.command()(bench.bench)
 app.command()(partition.partition)
 app.command()(simulate.simulate)

@@ -14,8 +14,18 @@ def follows() -> bool:
     return env.launched_rank() not in (None, "0")
 
 
-def start_ranks(artifact: Path, count: int, port: int) -> int:
-    """Run this very command as `count` ranks; the exit code. Raises SitscError."""
+def start_ranks(
+    artifact: Path,
+    count: int,
+    port: int,
+    options: tuple[str, ...] = _OURS,
+    drain_s: float | None = None,
+) -> int:
+    """Run this very command as `count` ranks; the exit code. Raises SitscError.
+
+    `options` are those of the command that are not for the ranks; with `drain_s` a signal is told
+    to rank 0 alone, which then has so many seconds to end.
+    """
     from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (imports torch)
     from sitsc.runtime.rank_processes import run_ranks  # noqa: PLC0415
 
@@ -27,8 +37,8 @@ def start_ranks(artifact: Path, count: int, port: int) -> int:
         )
     if wanted == 1:
         raise OptionError("the artifact is for one rank", hint="leave out --nproc")
-    command = [sys.executable, "-m", "sitsc.cli", *_without(sys.argv[1:], _OURS)]
-    return run_ranks(command, count, port)
+    command = [sys.executable, "-m", "sitsc.cli", *_without(sys.argv[1:], options)]
+    return run_ranks(command, count, port, drain_s)
 
 
 def _without(arguments: list[str], names: tuple[str, ...]) -> list[str]:

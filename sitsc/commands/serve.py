@@ -1,0 +1,202 @@
+"""`sitsc serve`: an artifact answers over HTTP, as clients of the OpenAI API ask."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sitsc.commands.bench import environment
+from sitsc.commands.generation import load_session, process_age_s
+from sitsc.commands.output import MemoryLimit, size_bytes
+from sitsc.commands.ranks import follows, start_ranks
+from sitsc.commands.serve_actual import keep, make_actual, start_point
+from sitsc.core.errors import ExecutionError
+from sitsc.core.sampling import SamplingOptions
+
+if TYPE_CHECKING:
+    from sitsc.core.artifact import Artifact
+    from sitsc.runtime.loader import Session
+    from sitsc.runtime.server.front_process import FrontProcess
+    from sitsc.runtime.server.serve_times import ServeTimes
+
+_RANK_OPTIONS = ("--nproc", "--rank-port")
+_GPU = "sm_"
+
+
+def serve(
+    artifact: Annotated[Path, typer.Argument(help="The folder that sitsc compile wrote.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: a free one.", min=0, max=65535)
+    ] = 8000,
+    model: Annotated[str, typer.Option(help="Name that requests use; else the folder's.")] = "",
+    max_waiting: Annotated[
+        int, typer.Option(help="Answers that may wait beyond the batch; more get 503.", min=0)
+    ] = 1024,
+    drain: Annotated[
+        float, typer.Option(help="Seconds left to open answers when it is ended.", min=0)
+    ] = 30.0,
+    weights: Annotated[
+        Path | None, typer.Option(help="The checkpoint, for an artifact without weights.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Random weights, for measuring only.")
+    ] = False,
+    memory_limit: MemoryLimit = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Check every file's checksum first.")
+    ] = True,
+    nproc: Annotated[
+        int, typer.Option(help="Start so many ranks here, for an artifact of several; 0: be one.")
+    ] = 0,
+    rank_port: Annotated[
+        int, typer.Option(help="Where the ranks of --nproc meet; 0: a free port.")
+    ] = 0,
+    actual: Annotated[
+        Path | None, typer.Option(help="Where to keep what was measured; else ART.actual.json.")
+    ] = None,
+) -> None:
+    """Serve an artifact over HTTP until SIGINT or SIGTERM: completions, chats, health, metrics."""
+    from sitsc.runtime.server.front_process import check_packages  # noqa: PLC0415
+
+    check_packages()
+    if nproc or rank_port:
+        raise typer.Exit(start_ranks(artifact, nproc, rank_port, _RANK_OPTIONS, drain))
+    more: dict[str, Any] = {"random_weights": random_weights}
+    more["memory_limit"] = size_bytes(memory_limit)
+    if follows():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # rank 0 says when to end
+        load_session(artifact, weights, verify, **more).session.serve()
+        return
+    asked = _Asked(host, port, model, max_waiting, drain, weights, random_weights, verify, actual)
+    _serve(artifact, asked, more["memory_limit"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options of one server."""
+
+    host: str
+    port: int
+    model: str
+    max_waiting: int
+    drain_s: float
+    weights: Path | None
+    random_weights: bool
+    verify: bool
+    actual: Path | None
+
+
+def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (a plan: a tenth of a second)
+    from sitsc.runtime.loader import check_decoder  # noqa: PLC0415  (torch: seconds)
+    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
+    from sitsc.runtime.server.front_process import FrontProcess, listen  # noqa: PLC0415
+
+    listening = listen(asked.host, asked.port)
+    opened = open_artifact(root)
+    check_decoder(opened)
+    name = asked.model or opened.root.name.removesuffix(".sitsc")
+    url = _url(asked.host, listening.getsockname()[1])
+    with FrontProcess(listening, _hello(opened, name, asked.max_waiting)) as front:
+        torch_only = status_bytes("VmRSS")
+        session = load_session(
+            root,
+            asked.weights,
+            asked.verify,
+            random_weights=asked.random_weights,
+            memory_limit=memory_limit,
+        ).session
+        try:
+            _first_token(session)
+            started = process_age_s()
+            ready = f"{name} on {url}, first token {started:.2f} s after the process started"
+            points = _run(session, front, asked.drain_s, ready).points()
+        finally:
+            session.close()
+    if points:
+        points += (start_point(opened.plan, started, not asked.random_weights),)
+        peak = _peak_bytes(opened, torch_only)
+        actual = make_actual(opened.plan, name, points, peak, _facts(opened))
+        print(f"measured {len(points)} figures: {keep(actual, root, asked.actual)}")
+
+
+def _run(session: "Session", front: "FrontProcess", drain_s: float, ready: str) -> "ServeTimes":
+    """Serve until the end was asked for; what was measured. `ready` is printed. SitscError."""
+    from sitsc.runtime.server.engine_service import EngineService  # noqa: PLC0415
+
+    service = EngineService(session.engine, front.pipe, drain_s, lambda: print(ready, flush=True))
+    service.end_by_signals()
+    try:
+        service.run()
+    except ExecutionError:
+        front.check()
+        raise
+    return service.times
+
+
+def _hello(opened: "Artifact", name: str, max_waiting: int) -> dict[str, Any]:
+    """What the process that speaks HTTP has to know."""
+    from sitsc.core import artifact as files  # noqa: PLC0415
+
+    plan = opened.plan.of_rank(0)  # sizes of one device
+    paths = {
+        key: str(opened.file(file)) if opened.has(file) else ""
+        for key, file in (
+            ("tokenizer", files.TOKENIZER),
+            ("template", files.CHAT_TEMPLATE),
+            ("special", files.SPECIAL),
+        )
+    }
+    pages = plan.memory.kv_pages
+    return paths | {
+        "model": name,
+        "context_tokens": min(plan.tokens.max_context, pages * plan.kv[0].page_tokens),
+        "vocab_size": plan.tokens.vocab_size,
+        "kv_pages": pages,
+        "most_open": plan.schedule.max_batch + max_waiting,
+        "facts": {
+            "target": plan.target.name,
+            "plan": opened.plan.sha256(),
+            "runs": opened.plan.runs(),
+        },
+    }
+
+
+def _first_token(session: "Session") -> None:
+    """Generate one token: ready means that the whole way works. Raises SitscError."""
+    for output in session.engine.generate([0], SamplingOptions(max_tokens=1, ignore_eos=True)):
+        if output.error is not None:
+            raise output.error
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _facts(opened: "Artifact") -> dict[str, Any]:
+    """Machine, versions, commit and date, as a bench of the same target tells them."""
+    facts = environment()
+    if opened.plan.target.isa.startswith(_GPU):
+        from sitsc.runtime.cuda_measure import device_facts  # noqa: PLC0415  (only where a GPU is)
+
+        device = device_facts()
+        facts["versions"] |= {name: device[name] for name in ("driver", "cuda") if device[name]}
+        facts["hardware"] = device["hardware"]
+    return facts
+
+
+def _peak_bytes(opened: "Artifact", torch_only: int) -> int:
+    """The most memory in use, as a bench counts it; 0 for ranks, of which this is one."""
+    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
+
+    if opened.plan.stages:
+        return 0
+    if opened.plan.target.isa.startswith(_GPU):
+        import torch  # noqa: PLC0415
+
+        return torch.cuda.max_memory_allocated()
+    return status_bytes("VmHWM") - torch_only
