@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ABSENT = (
-    "transformers triton onnx networkx gguf "
+    "transformers triton onnx networkx gguf fastapi uvicorn prometheus_client "
     "sitsc.passes sitsc.codegen sitsc.frontend sitsc.models sitsc.pipeline"
 ).split()
 

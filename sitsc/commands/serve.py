@@ -1,6 +1,7 @@
 """`sitsc serve`: an artifact answers over HTTP, as clients of the OpenAI API ask."""
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,11 @@ import typer
 
 from sitsc.commands.bench import environment
 from sitsc.commands.generation import load_session, process_age_s
-from sitsc.commands.output import MemoryLimit, size_bytes
+from sitsc.commands.output import Json, MemoryLimit, print_json, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
 from sitsc.commands.serve_actual import keep, make_actual, start_point
 from sitsc.core.errors import ExecutionError
+from sitsc.core.plan import PLAIN
 from sitsc.core.sampling import SamplingOptions
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def serve(
     actual: Annotated[
         Path | None, typer.Option(help="Where to keep what was measured; else ART.actual.json.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Serve an artifact over HTTP until SIGINT or SIGTERM: completions, chats, health, metrics."""
     from sitsc.runtime.server.front_process import check_packages  # noqa: PLC0415
@@ -71,7 +74,9 @@ def serve(
             signal.signal(number, signal.SIG_IGN)  # rank 0 says when to end
         load_session(artifact, weights, verify, **more).session.serve()
         return
-    asked = _Asked(host, port, model, max_waiting, drain, weights, random_weights, verify, actual)
+    asked = _Asked(
+        host, port, model, max_waiting, drain, weights, random_weights, verify, actual, as_json
+    )
     _serve(artifact, asked, more["memory_limit"])
 
 
@@ -88,21 +93,23 @@ class _Asked:
     random_weights: bool
     verify: bool
     actual: Path | None
+    as_json: bool
 
 
 def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
-    from sitsc.core.artifact import open_artifact  # noqa: PLC0415  (a plan: a tenth of a second)
-    from sitsc.runtime.loader import check_decoder  # noqa: PLC0415  (torch: seconds)
-    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
+    from sitsc.core.artifact import open_artifact  # noqa: PLC0415
     from sitsc.runtime.server.front_process import FrontProcess, listen  # noqa: PLC0415
 
     listening = listen(asked.host, asked.port)
     opened = open_artifact(root)
-    check_decoder(opened)
+    if opened.plan.kind == PLAIN:
+        from sitsc.runtime.loader import check_decoder  # noqa: PLC0415  (torch: seconds)
+
+        check_decoder(opened)
     name = asked.model or opened.root.name.removesuffix(".sitsc")
     url = _url(asked.host, listening.getsockname()[1])
     with FrontProcess(listening, _hello(opened, name, asked.max_waiting)) as front:
-        torch_only = status_bytes("VmRSS")
+        torch_only = _torch_bytes(opened)
         session = load_session(
             root,
             asked.weights,
@@ -113,22 +120,34 @@ def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
         try:
             _first_token(session)
             started = process_age_s()
-            ready = f"{name} on {url}, first token {started:.2f} s after the process started"
-            points = _run(session, front, asked.drain_s, ready).points()
+            ready = {"model": name, "url": url, "first_token_s": started}
+            points = _run(session, front, asked, ready | {"plan": opened.plan.sha256()}).points()
         finally:
             session.close()
     if points:
         points += (start_point(opened.plan, started, not asked.random_weights),)
         peak = _peak_bytes(opened, torch_only)
         actual = make_actual(opened.plan, name, points, peak, _facts(opened))
-        print(f"measured {len(points)} figures: {keep(actual, root, asked.actual)}")
+        kept = keep(actual, root, asked.actual)
+        if not asked.as_json:
+            print(f"measured {len(points)} figures: {kept}")
 
 
-def _run(session: "Session", front: "FrontProcess", drain_s: float, ready: str) -> "ServeTimes":
-    """Serve until the end was asked for; what was measured. `ready` is printed. SitscError."""
+def _run(
+    session: "Session", front: "FrontProcess", asked: _Asked, ready: dict[str, Any]
+) -> "ServeTimes":
+    """Serve until the end was asked for; what was measured. `ready` is told. Raises SitscError."""
     from sitsc.runtime.server.engine_service import EngineService  # noqa: PLC0415
 
-    service = EngineService(session.engine, front.pipe, drain_s, lambda: print(ready, flush=True))
+    def listening() -> None:
+        if asked.as_json:
+            print_json(ready)
+        else:
+            first = f"first token {ready['first_token_s']:.2f} s after the process started"
+            print(f"{ready['model']} on {ready['url']}, {first}")
+        sys.stdout.flush()
+
+    service = EngineService(session.engine, front.pipe, asked.drain_s, listening)
     service.end_by_signals()
     try:
         service.run()
@@ -187,6 +206,17 @@ def _facts(opened: "Artifact") -> dict[str, Any]:
         facts["versions"] |= {name: device[name] for name in ("driver", "cuda") if device[name]}
         facts["hardware"] = device["hardware"]
     return facts
+
+
+def _torch_bytes(opened: "Artifact") -> int:
+    """Memory of a process that only has torch, from which that of a CPU's artifact counts."""
+    if opened.plan.target.isa.startswith(_GPU):
+        return 0
+    import torch  # noqa: F401, PLC0415  (what is measured)
+
+    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
+
+    return status_bytes("VmRSS")
 
 
 def _peak_bytes(opened: "Artifact", torch_only: int) -> int:
