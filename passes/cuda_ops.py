@@ -146,12 +146,14 @@ class KernelOps(ExpertOps):
         bound |= {"q_ptr": bound["row_ptr"], "q_out_ptr": bound["row_ptr"]}
         bound |= {"num_tokens": "tokens", "num_sequences": "sequences"}
         bound |= {"table_width": "sequence_pages"} | self._maps(shape, bound)
-        for index, info in enumerate(self.provider.attention(shape, self.step.kind)):
+        kernels = self.provider.attention(shape, self.step.kind)
+        reads = next(i for i, info in enumerate(kernels) if info.template.startswith("attention"))
+        for index, info in enumerate(kernels):
             if any(name == "weight_ptr" for name, _ in info.arguments) and not index:
                 bound["partial_ptr"] = self.temporary("part", (info.num_partials,), "float32")
                 bound["weight_ptr"] = self.temporary("share", (info.num_counters,), "float32")
                 bound["num_splits"] = float(info.tile["splits"])
-            self.kernel(info, bound, node, counted=index == 0)
+            self.kernel(info, bound, node, counted=index == reads)
 
     def _row(self, node: Node, a: dict[str, Any]) -> Ref:
         """The packed row [q | k | v] of a token; kernels may change it."""

@@ -12,6 +12,7 @@ from sitsc.passes.granularity import link_ranges
 from sitsc.passes.op_time import Sizes, op_time
 from sitsc.passes.partition import Candidate, Found, Search
 from sitsc.passes.prefill_cuts import prefill_cuts
+from sitsc.passes.replica_time import LARGEST_CHUNK
 from sitsc.passes.workloads import Slo, Workload
 
 
@@ -146,8 +147,13 @@ def choose(
     return parallel_of(search, found, found.ranked[0])
 
 
-def parallel_of(search: Search, found: Found, chosen: Candidate) -> Parallel:
-    """The plan's section for a candidate, all others as alternatives."""
+def parallel_of(
+    search: Search, found: Found, chosen: Candidate, most: int = LARGEST_CHUNK
+) -> Parallel:
+    """The plan's section for a candidate, all others as alternatives.
+
+    `most` tokens of a prompt fit a step.
+    """
     replica, where = search.replica(chosen.partition), search.machine.where
     one = chosen.partition
     ranges = link_ranges(where.inside, min(one.tp, where.per_node))
@@ -163,7 +169,7 @@ def parallel_of(search: Search, found: Found, chosen: Candidate) -> Parallel:
         alternatives=tuple(alternatives(found, chosen)),
         stages=chosen.bounds,
         granularity=ranges,
-        cuts=prefill_cuts(replica, search.record.max_context),
+        cuts=prefill_cuts(replica, search.record.max_context, most),
     )
 
 

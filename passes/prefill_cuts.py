@@ -24,21 +24,21 @@ class Choice:
     us: float
 
 
-def choices(replica: Replica, tokens: int) -> list[Choice]:
-    """All ways to cut a prompt of so many tokens."""
+def choices(replica: Replica, tokens: int, most: int = LARGEST_CHUNK) -> list[Choice]:
+    """All ways to cut a prompt of so many tokens, `most` of them in a step."""
     how = PIPELINED if replica.partition.pp > 1 else CHUNKED
     found = []
-    if tokens <= LARGEST_CHUNK:
+    if tokens <= most:
         found.append(Choice(WHOLE, 0, replica.prefill_with(tokens, tokens).us))
-    for chunk in CHUNKS:
-        if chunk < tokens:
+    for chunk in sorted({*CHUNKS, most}):
+        if chunk < tokens and chunk <= most:
             found.append(Choice(how, chunk, replica.prefill_with(tokens, chunk).us))
     return found
 
 
-def best(replica: Replica, tokens: int) -> Choice:
+def best(replica: Replica, tokens: int, most: int = LARGEST_CHUNK) -> Choice:
     """The fastest way; of equal ones the one with fewest pieces."""
-    return min(choices(replica, tokens), key=lambda c: (c.us, c.chunk != 0, -c.chunk))
+    return min(choices(replica, tokens, most), key=lambda c: (c.us, c.chunk != 0, -c.chunk))
 
 
 def static_us(replica: Replica, tokens: int, chunk: int) -> float:
@@ -46,24 +46,27 @@ def static_us(replica: Replica, tokens: int, chunk: int) -> float:
     return replica.prefill_with(tokens, min(chunk, tokens)).us
 
 
-def prefill_cuts(replica: Replica, longest: int) -> tuple[PrefillCut, ...]:
+def prefill_cuts(
+    replica: Replica, longest: int, most: int = LARGEST_CHUNK
+) -> tuple[PrefillCut, ...]:
     """Ranges of lengths from 1 to `longest` with their cut, shortest first.
 
-    A cut is kept while no other is more than 1 % faster, so that ranges are few. Looked at in steps
-    of a quarter of an octave; the crossover between two is found by halving.
+    `most` tokens of a prompt fit a step. A cut is kept while no other is more than 1 % faster, so
+    that ranges are few. Looked at in steps of a quarter of an octave; the crossover between two is
+    found by halving.
     """
     lengths = _ladder(longest)
-    found = [(1, best(replica, lengths[0]))]  # (first length of a range, its cut)
+    found = [(1, best(replica, lengths[0], most))]  # (first length of a range, its cut)
     for last, tokens in pairwise(lengths):
-        while not _holds(replica, found[-1][1], tokens):
+        while not _holds(replica, found[-1][1], tokens, most):
             low, high = max(last, found[-1][0]), tokens
             while high - low > 1:
                 middle = (low + high) // 2
-                if _holds(replica, found[-1][1], middle):
+                if _holds(replica, found[-1][1], middle, most):
                     low = middle
                 else:
                     high = middle
-            found.append((high, best(replica, high)))
+            found.append((high, best(replica, high, most)))
     ends = [low - 1 for low, _ in found[1:]] + [longest]
     return tuple(
         PrefillCut(low, high, c.how, c.chunk, _us(replica, c, high) / 1e3)
@@ -71,11 +74,11 @@ def prefill_cuts(replica: Replica, longest: int) -> tuple[PrefillCut, ...]:
     )
 
 
-def _holds(replica: Replica, choice: Choice, tokens: int) -> bool:
+def _holds(replica: Replica, choice: Choice, tokens: int, most: int) -> bool:
     """Whether a cut is possible for so many tokens, and as good as any other."""
-    if choice.chunk >= tokens or (choice.how == WHOLE and tokens > LARGEST_CHUNK):
+    if choice.chunk >= tokens or (choice.how == WHOLE and tokens > most):
         return False
-    return _us(replica, choice, tokens) <= _GOOD * best(replica, tokens).us
+    return _us(replica, choice, tokens) <= _GOOD * best(replica, tokens, most).us
 
 
 def _us(replica: Replica, choice: Choice, tokens: int) -> float:

@@ -98,7 +98,10 @@ def read_slo(text: str) -> Slo:
             number = math.nan
         if name.lower() not in ("ttft", "tpot") or not 0 < number < math.inf:
             raise OptionError(f"--slo {text!r} cannot be read", hint="such as ttft=200,tpot=20")
-        found[f"{name.lower()}_ms"] = number
+        limit = f"{name.lower()}_ms"
+        if limit in found:
+            raise OptionError(f"--slo {text!r} says {name.lower()} twice", hint="leave out one")
+        found[limit] = number
     return Slo(**found)
 
 

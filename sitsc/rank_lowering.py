@@ -90,7 +90,7 @@ def choose_parallel(record: ModelRecord, options: CompileOptions, data: TargetDa
                 f"the model cannot be cut among {options.devices} {data.target.name}",
                 hint=f"sitsc partition --devices {options.devices} says why",
             )
-        return parallel_of(search, found, fits[0])
+        return parallel_of(search, found, fits[0], options.prefill_chunk_tokens)
     asked = Partition(options.tp, options.pp, options.ep)
     check_partition(asked, search.divides)
     try:
@@ -99,7 +99,7 @@ def choose_parallel(record: ModelRecord, options: CompileOptions, data: TargetDa
     except (PartitionError, StopIteration):  # too large by the model: the planner tells by how much
         bounds = search.replica(asked).bounds
         return Parallel(asked.tp, asked.pp, asked.ep, 1, asked.pp, 0, (), bounds)
-    return parallel_of(search, found, known)
+    return parallel_of(search, found, known, options.prefill_chunk_tokens)
 
 
 def _joined(plans: list[Plan], graphs: list[fx.Graph], parallel: Parallel) -> Plan:

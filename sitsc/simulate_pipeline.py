@@ -146,7 +146,8 @@ def of_model(
         simulate(requests.arrivals, serving, cost, concurrency=requests.concurrency)
     )
     progress("regimes", 0.0)
-    cuts = prefill_cuts(replica, max(a.prompt_tokens for a in requests.arrivals))
+    longest = max(arrival.prompt_tokens for arrival in requests.arrivals)
+    cuts = prefill_cuts(replica, longest, serving.limits.prefill_chunk_tokens)
     own = search.machine.calibration
     return Report(
         model=record.architecture,

@@ -116,6 +116,7 @@ def compile(  # the CLI name; the builtin is not used in this package
         "workload": "" if workload is None else workload_text(workload),
         "allow_unknown_keys": tuple(allow_unknown_key or ()),
     }
+    _refuse_preset(model)
     if golden is None:
         if golden_strict:
             raise OptionError(
@@ -158,7 +159,6 @@ def compile_to(
     """Compile with progress on a terminal; what came of it as plain values."""
     start = time.perf_counter()
     warnings: list[str] = []
-    _refuse_preset(model)
     with phases() as shown:
         shown.report("open", 0.0)
         from sitsc.pipeline import compile_model  # noqa: PLC0415  (imports torch: a second)

@@ -13,14 +13,16 @@ from sitsc.core.errors import OptionError
 if TYPE_CHECKING:
     from sitsc.simulate_pipeline import Requests
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _TARGET = "manifest.json", "h200"
 
 
 def simulate(
     model: Annotated[
         str, typer.Argument(help="A preset, a model, an artifact or a plan.json.", metavar="MODEL")
     ],
-    target: Annotated[str, typer.Option(help="What each device is; an artifact says it.")] = "h200",
+    target: Annotated[
+        str, typer.Option(help="What each device is, h200 unless said; an artifact says it.")
+    ] = "",
     devices: Annotated[int, typer.Option(help="How many, 1 to 1024; 0: as degrees say.")] = 0,
     nodes: Annotated[int, typer.Option(help="Nodes that the devices are on, alike.")] = 1,
     link: Annotated[str, typer.Option(help="Inside a node, as for partition.")] = "",
@@ -57,13 +59,15 @@ def simulate(
     load = _requests(workload, rate, concurrency, requests, seed)
     degrees, sizes = pipeline.Degrees(tp, pp, ep, dp), pipeline.Sizes(max_batch, chunk, kv_tokens)
     if _is_plan(Path(model)):
-        told = (devices, tp, pp, ep, max_batch, chunk, kv_tokens, max_context)
+        told = (target, devices, tp, pp, ep, max_batch, chunk, kv_tokens, max_context)
         if any((*told, nodes != 1, link, between)):
-            raise OptionError("the plan of an artifact says its sizes", hint="only --dp is free")
+            what = "the plan of an artifact says its target and sizes"
+            raise OptionError(what, hint="only --dp is free")
         made = pipeline.of_plan(read(Path(model)), max(1, dp), load)
     else:
         count = degrees.partition(devices).num_ranks if degrees.given else devices or 1
         asked = Asked(count, nodes, link, between)
+        target = target or _TARGET
         check(target, asked)
         options = CompileOptions(target=target, max_context=max_context)
         with model_folder(model) as folder, phases() as shown:

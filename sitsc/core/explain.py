@@ -133,8 +133,8 @@ def _prefill(plan: Plan) -> Iterator[Fact]:
         yield Fact(
             f"prompts of {cut.low_tokens} to {cut.high_tokens}: {cut.how}{chunk}",
             "passes/prefill_cuts.py",
-            f"TTFT up to {cut.ttft_ms:.4g} ms, least of all cuts",
-            "another --target, --tp or --pp",
+            f"TTFT up to {cut.ttft_ms:.4g} ms, least of all cuts that fit a step",
+            "--prefill-chunk-tokens, another --target, --tp or --pp",
         )
     for g in p.granularity:
         yield Fact(

@@ -117,6 +117,8 @@ def test_nonsense_options(
 
 def test_a_preset_is_no_path(tmp_path: Path, capfd):
     call(capfd, "compile", "llama3-8b").refused(2, "sitsc models random llama3-8b")
+    golden = ("--golden", tmp_path / "llama3-8b.h200.toml")
+    call(capfd, "compile", "llama3-8b", *golden).refused(2, "is a preset, not a model folder")
     call(capfd, "compile", tmp_path / "nothing").refused(2, "no such model")
 
 

@@ -174,8 +174,8 @@ def test_a_model(tmp_path: Path, capfd) -> None:
 def test_a_plan(capfd) -> None:
     arguments = ("simulate", GOLDEN_PLAN, "--concurrency", 3, "--requests", 12)
     call(capfd, *arguments).refused(2, "tokens, the context holds 256")
-    for more in (("--tp", 2), ("--link", "pcie"), ("--nodes", 2)):
-        call(capfd, *arguments, *more).refused(2, "the plan of an artifact says its sizes")
+    for more in (("--tp", 2), ("--link", "pcie"), ("--nodes", 2), ("--target", "h200")):
+        call(capfd, *arguments, *more).refused(2, "the plan of an artifact says its target")
 
 
 def test_a_plan_of_two_stages() -> None:

@@ -304,6 +304,20 @@ def test_cuts_are_as_good_as_any_fixed_one(llama, numbers):
         assert len({c.chunk for c in choices(replica, tokens)}) == len(choices(replica, tokens))
 
 
+@pytest.mark.parametrize("numbers", [(1,), (1, 8), (2, 4)])
+@pytest.mark.parametrize("most", [64, 500, 2048])
+def test_no_cut_is_larger_than_a_step(llama, numbers, most):
+    """And each is as good as any other that is not."""
+    replica = llama.replica(Partition(*numbers))
+    cuts = prefill_cuts(replica, 8192, most)
+    for cut in cuts:
+        assert (cut.chunk_tokens or cut.high_tokens) <= most
+        for tokens in (cut.low_tokens, cut.high_tokens):
+            us = replica.prefill_with(tokens, cut.chunk_tokens or tokens).us
+            fixed = (chunk for chunk in (*CHUNKS, most) if chunk <= most)
+            assert all(us <= 1.011 * static_us(replica, tokens, chunk) for chunk in fixed)
+
+
 def test_pipelines_have_three_regimes(llama):
     cuts = prefill_cuts(llama.replica(Partition(1, 8)), 32768)
     assert [c.how for c in cuts] == ["whole", "pipelined", "pipelined"]
@@ -358,6 +372,8 @@ def test_limits_are_read():
     for text in ("", "ttft", "ttft=x", "tpot=-1", "e2e=5", "tpot=nan", "ttft=inf"):
         with pytest.raises(OptionError, match="cannot be read"):
             read_slo(text)
+    with pytest.raises(OptionError, match="says ttft twice"):
+        read_slo("ttft=1,tpot=2,TTFT=3")
 
 
 def test_workloads_are_read():
