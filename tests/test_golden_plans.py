@@ -48,6 +48,7 @@ def test_a_plan_reads_and_its_text_is_what_it_says(name: str):
     assert str(PLANS.parent) not in plan_file.read_text(path)
 
 
+@pytest.mark.slow  # .ci/run makes all of them anew
 def test_the_smallest_made_anew_are_within_the_policy(tmp_path: Path, capfd):
     names = [f"smollm2-135m.{target}{plan_file.COMPRESSED}" for target in ("cpu", "h200")]
     new = ["plan", "make", "smollm2-135m", "--target", "cpu", "--target", "h200"]

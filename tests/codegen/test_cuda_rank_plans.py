@@ -24,8 +24,17 @@ PROMPTS = (7, 1, 3)
 TP, PP, BOTH = Partition(tp=2), Partition(pp=2), Partition(tp=2, pp=2)
 EP = Partition(tp=2, ep=2)
 DECODE = {"mistral_window": ("decode_4", "decode_2", "decode_1")}  # the others: of 4 alone
-# Beside TP 2 for every family: an odd row between stages, both, and a stream of bfloat16.
+# One family for each feature that ranks split, an odd row between stages, both ways of cutting, and
+# a stream of bfloat16; the rest by `pytest -m slow`. tests/passes/test_shard.py has every family.
 FAST = {
+    ("llama", TP, True),  # one table for both ends
+    ("mistral_window", TP, True),
+    ("qwen3", TP, True),  # norms of heads
+    ("gemma3", TP, True),  # norms after, offset of the norm's weight
+    ("phi3_partial", TP, True),  # fused layers
+    ("olmo2", TP, True),  # norms over the full width
+    ("gpt_neox", TP, True),  # parallel residual, biases
+    ("cohere", TP, True),  # layer norm by hand, interleaved rope
     ("llama_odd_biased", PP, False),
     ("gpt2", BOTH, True),
     ("qwen2", TP, False),
@@ -38,7 +47,7 @@ def _cases() -> list[Any]:
     for family in CUDA_FAMILIES:
         for partition in (TP, PP, BOTH):
             for wide in (True, False):
-                fast = (partition, wide) == (TP, True) or (family, partition, wide) in FAST
+                fast = (family, partition, wide) in FAST
                 name = f"{family}-{partition.text()}-{'float32' if wide else 'bfloat16'}"
                 marks = () if fast else pytest.mark.slow
                 found.append(pytest.param(family, partition, wide, id=name, marks=marks))
