@@ -144,10 +144,18 @@ def _attention(node: fx.Node, sizes: Sizes) -> Cost:
 
 
 def predict_us(cost: Cost, target: Target) -> float:
-    """Predicted microseconds of a cost on a target; nothing for views."""
+    """Predicted microseconds of a cost on a target; nothing for views.
+
+    A calibrated target says what shares of its ceilings kernels reach.
+    """
     if cost.bytes == 0 and cost.flops == 0:
         return 0.0
-    ceilings = target.ceilings
-    moving = cost.bytes / ceilings["read_bytes_per_s"].value
-    computing = cost.flops / ceilings[f"{cost.dtype}_flops"].value
-    return 1e6 * (max(moving, computing) + ceilings["launch_seconds"].value)
+    read = target.ceilings["read_bytes_per_s"].value * reached(target, "read_share")
+    peak = target.ceilings[f"{cost.dtype}_flops"].value * reached(target, "matmul_share")
+    seconds = max(cost.bytes / read, cost.flops / peak)
+    return 1e6 * (seconds + target.ceilings["launch_seconds"].value)
+
+
+def reached(target: Target, share: str) -> float:
+    """What kernels reach of a ceiling: all of it on a target that nobody calibrated."""
+    return target.ceilings[share].value if share in target.ceilings else 1.0

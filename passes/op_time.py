@@ -83,12 +83,14 @@ def device_of(data: TargetData, calibration: Calibration | None) -> Device:
         return usual if calibration is None else calibration.value(name)
 
     gap = ceilings["launch_seconds"].value
-
+    read, read_share = ceilings["read_bytes_per_s"].value, value("read_share", 1.0)
+    if data.cuda is None:  # a CPU reads everything by the same loops
+        read, read_share = read * read_share, 1.0
     return Device(
-        read=ceilings["read_bytes_per_s"].value,
+        read=read,
         flops=flops,
         kernel_us=1e6 * (gap + value("kernel_seconds", 0.0)),
-        read_share=value("read_share", 1.0),
+        read_share=read_share,
         fill_power=value("fill_power", 0.0),
         matmul_share=value("matmul_share", 1.0),
         flops_per_exp=value("flops_per_exp", 0.0),

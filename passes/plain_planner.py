@@ -36,7 +36,7 @@ from sitsc.passes.cost import Sizes
 from sitsc.passes.fxutil import arguments, calls, tensor
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import aligned, graph_buffers, plan_arena
-from sitsc.passes.planner import Workspace, weights_of
+from sitsc.passes.planner import Workspace, weights_of, with_calibration
 from sitsc.passes.schedule import PACKAGE_GROUP, kernel_rows
 
 PACKAGE = "module"
@@ -46,6 +46,7 @@ def make_plain_plan(
     plain: PlainGraph, numerics: Numerics, data: TargetData, workspace: Workspace
 ) -> Plan:
     """The plan of a plain graph on one device."""
+    data = with_calibration(data)
     graph, target = plain.module.graph, data.target
     classes = layer_classes(graph)
     sizes = Sizes(symbol_names(graph), plain.example_sizes)

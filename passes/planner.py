@@ -4,11 +4,11 @@ In: a graph after its passes, the model's facts, options and target. Out: a `Pla
 in bytes. Reads no weight and no file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from sitsc.core.calibration import measured_error
+from sitsc.core.calibration import calibration_for, measured_error
 from sitsc.core.errors import MemoryPlanError, OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
@@ -33,6 +33,7 @@ from sitsc.core.plan import (
 from sitsc.core.printer import symbol_names
 from sitsc.core.weights import DTYPES, WeightSpec
 from sitsc.passes.cost import Sizes
+from sitsc.passes.launch_time import with_shares
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import aligned, graph_buffers, plan_arena
 from sitsc.passes.schedule import StepSizes, buckets, kv_groups, regimes, step_arguments
@@ -79,6 +80,7 @@ def make_plan(
     steps = buckets(options.max_batch, chunk, context)
     groups = kv_groups(graph, options.page_size)
     classes = layer_classes(graph)
+    data = with_calibration(data)
     target = data.target
     found = regimes(
         graph, steps, classes, target, options.page_size, PACKAGE, facts.tokens.logits_width
@@ -103,6 +105,12 @@ def make_plan(
         numerics=numerics,
         predictions=predictions(found, memory, data),
     )
+
+
+def with_calibration(data: TargetData) -> TargetData:
+    """The target with what kernels reach of its ceilings, where that was measured."""
+    ceilings = with_shares(data.target.ceilings, calibration_for(data))
+    return replace(data, target=replace(data.target, ceilings=ceilings))
 
 
 def _schedule(

@@ -17,7 +17,7 @@ from sitsc.passes.plan_time import (
     prompt_seconds,
 )
 
-__all__ = ["Line", "Residuals", "read_actual", "residuals"]
+__all__ = ["Line", "Residuals", "check_measured", "read_actual", "residuals"]
 
 _ATTENTION = "attention_decode"  # the class whose time follows the context
 
@@ -57,12 +57,7 @@ def residuals(plan: Plan, actual: Actual) -> Residuals:
 
     Raises PlanError for those of a plan that runs otherwise, or of more sequences than it has.
     """
-    same = actual.plan == plan.sha256() or (actual.runs and actual.runs == plan.runs())
-    if not same:
-        raise PlanError(
-            f"measured of plan {actual.plan[:12]}, this is {plan.sha256()[:12]}",
-            hint="bench this artifact, or name its own measurements",
-        )
+    check_measured(plan, actual)
     time, launch = plan_time(plan), launch_seconds(plan)
     regimes = plan.of_rank(0).regimes
     memory = actual.memory
@@ -71,6 +66,15 @@ def residuals(plan: Plan, actual: Actual) -> Residuals:
         (Line("peak", "bytes", plan.memory.total_bytes, memory.peak_bytes),) if memory else (),
         {row.key: _kernels(regimes, row, 1e6 * launch) for row in actual.kernels},
     )
+
+
+def check_measured(plan: Plan, actual: Actual) -> None:
+    """Raises PlanError for measurements of a plan that runs otherwise."""
+    if actual.plan != plan.sha256() and not (actual.runs and actual.runs == plan.runs()):
+        raise PlanError(
+            f"measured of plan {actual.plan[:12]}, this is {plan.sha256()[:12]}",
+            hint="bench this artifact, or name its own measurements",
+        )
 
 
 def _end(plan: Plan, time: PlanTime, point: Measured) -> Line:

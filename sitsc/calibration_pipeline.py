@@ -18,7 +18,7 @@ from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Cut, Device, Sizes, device_of
 from sitsc.passes.step_time import StepModel
 
-__all__ = ["calibrate", "check_target"]
+__all__ = ["calibrate", "scored", "start_parameter"]
 
 _ROUNDS, _HALVINGS = 12, 40
 # Parameter of Device → its bounds, and whether more of it takes more time.
@@ -46,17 +46,6 @@ class _Point:
         return self.sizes.tokens == self.sizes.sequences
 
 
-def check_target(target: str) -> TargetData:
-    """The target. Raises OptionError for a CPU, whose plans know only ceilings; TargetError."""
-    data = load_target(target)
-    if data.cuda is None:
-        raise OptionError(
-            f"{target} is predicted by its ceilings alone",
-            hint=f"measure them and edit sitsc/data/targets/{target}.json",
-        )
-    return data
-
-
 def calibrate(
     target: str,
     results: Iterable[Actual],
@@ -66,9 +55,10 @@ def calibrate(
 ) -> Calibration:
     """The calibration of `target`; earlier points stay unless `fresh` or measured again.
 
-    Raises OptionError for a CPU, for results of another target and when points are too few.
+    CPUs: `cpu_calibration`. Raises OptionError for results of another target and when points are
+    too few.
     """
-    data, own = check_target(target), load_calibration(target)
+    data, own = load_target(target), load_calibration(target)
     results = tuple(results)
     for actual in results:
         if actual.target != target:
@@ -89,8 +79,10 @@ def calibrate(
 
     device = _fit(device_of(data, base), roles, known, step)
     made = base.parameters | _parameters(device, roles, known, data)
-    made |= _start(results, max(roles.values(), key=lambda key: known[key].ms)[0], data)
-    return _scored(Calibration(target, made, (), 0.0, 0.0), data, known, set(roles.values()), step)
+    made |= start_parameter(results, max(roles.values(), key=lambda key: known[key].ms)[0], data)
+    found = Calibration(target, made, (), 0.0, 0.0)
+    residuals = _residuals(found, data, known, set(roles.values()), step)
+    return scored(replace(found, residuals=residuals), data)
 
 
 def _points(actual: Actual) -> dict[Key, _Point]:
@@ -177,7 +169,9 @@ def _parameters(
     return found
 
 
-def _start(results: tuple[Actual, ...], model: str, data: TargetData) -> dict[str, Parameter]:
+def start_parameter(
+    results: Iterable[Actual], model: str, data: TargetData
+) -> dict[str, Parameter]:
     """What a start takes besides reading weights, by the largest model of the newest results."""
     rate = data.target.ceilings["weights_load_bytes_per_s"].value
     found = {}
@@ -190,11 +184,11 @@ def _start(results: tuple[Actual, ...], model: str, data: TargetData) -> dict[st
     return found
 
 
-def _scored(
+def _residuals(
     made: Calibration, data: TargetData, known: dict[Key, _Point], fitted: set[Key], step: Step
-) -> Calibration:
+) -> tuple[Residual, ...]:
     device = device_of(data, made)
-    residuals = tuple(
+    return tuple(
         Residual(
             model=key[0],
             point=key[1],
@@ -208,6 +202,10 @@ def _scored(
         )
         for key, point in known.items()
     )
-    errors = [abs(r.error) for r in residuals if not r.fitted] or [abs(data.prediction_error)]
+
+
+def scored(made: Calibration, data: TargetData) -> Calibration:
+    """With the errors of its residuals that were not fitted; of none, what the target says."""
+    errors = [abs(r.error) for r in made.residuals if not r.fitted] or [data.prediction_error]
     median, worst = (float(f"{e:.3g}") for e in (statistics.median(errors), max(errors)))
-    return replace(made, residuals=residuals, median_error=median, worst_error=worst)
+    return replace(made, median_error=median, worst_error=worst)

@@ -19,6 +19,7 @@ PIPELINE += (
     "partition_pipeline.py",
     "simulate_pipeline.py",
     "calibration_pipeline.py",
+    "cpu_calibration.py",
     "actual_pipeline.py",
     "rank_lowering.py",
     "model_graphs.py",

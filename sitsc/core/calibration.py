@@ -69,7 +69,8 @@ class Calibration:
     def errors(self, kind: str) -> tuple[float, ...]:
         """Sizes of the residuals of "tpot", "ttft" or "start" that were not fitted."""
         begins = {"tpot": "bs"}.get(kind, kind)
-        found = (r for r in self.residuals if not r.fitted and r.point.startswith(begins))
+        points = ((r, r.point.removeprefix("serve_")) for r in self.residuals if not r.fitted)
+        found = (r for r, point in points if point.startswith(begins))
         return tuple(abs(r.error) for r in found)
 
     def value(self, name: str) -> float:

@@ -162,7 +162,7 @@ def test_what_is_no_measurement(tiny_artifact, tmp_path, capfd):
     call(capfd, "bench", tiny_artifact, "--kernels").refused(
         2, "--kernels is for artifacts of GPUs"
     )
-    call(capfd, "plan", "calibrate", "cpu", RESULTS).refused(2, "by its ceilings alone")
+    call(capfd, "plan", "calibrate", "cpu", RESULTS).refused(2, "is not an artifact")
     call(capfd, "plan", "calibrate", "h999", RESULTS).refused(2, "unknown target")
     call(capfd, "plan", "calibrate", "h200", tmp_path / "no").refused(2, "no measurements")
     file = RESULTS / "h200_llama3-8b.json"
