@@ -18,6 +18,9 @@ from jinja2.utils import Namespace
 
 from sitsc.core.errors import RequestError, TokenizerError
 
+_WRITTEN_OUT = "{'type'"
+_PARTS = 'give content as a text, or parts {"type": "text", "text": …}'
+
 
 class _Generation(Extension):
     """The tag {% generation %}, which marks answers for training: only its body matters here."""
@@ -107,40 +110,54 @@ class ChatTemplate:
         """The prompt text. Raises `RequestError` when the template refuses the messages.
 
         A content is a text or a list of parts {"type": "text", "text": …}; others are refused.
-        Templates of models that also take images may read lists only: they get one if need be.
+        Templates read texts, or lists only, as those of models that also take images: they get
+        what they read.
         """
         _check_parts(messages)
         values = {**self._special_tokens, **variables, "documents": None, "tools": tools}
         values["add_generation_prompt"] = add_generation_prompt
-        try:
-            text = self._template.render(messages=[dict(m) for m in messages], **values)
-        except Exception as error:  # a template is foreign code: it may raise anything
-            text = self._render_parts(messages, values)
-            if text is None:
-                raise RequestError(
-                    f"the chat template refuses these messages: {error}",
-                    hint="check the roles and their order",
-                ) from error
-        if not _holds(text, messages):
-            text = self._render_parts(messages, values) or text
-        return text
+        asis = self._rendered([dict(m) for m in messages], values)
+        if isinstance(asis, str) and _holds(asis, messages):
+            return asis
+        for form in (_listed, _joined):
+            text = self._rendered([form(m) for m in messages], values)
+            if isinstance(text, str) and _holds(text, messages):
+                return text
+        if isinstance(asis, str):  # a template may shorten messages
+            return asis
+        raise RequestError(
+            f"the chat template refuses these messages: {asis}",
+            hint="check the roles and their order",
+        ) from asis
 
-    def _render_parts(
+    def _rendered(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
-    ) -> str | None:
-        """The prompt text with every content as a list of parts; None if that is no better."""
-        listed = [
-            {**m, "content": [{"type": "text", "text": m["content"]}]}
-            if isinstance(m.get("content"), str)
-            else dict(m)
-            for m in messages
-        ]
+    ) -> str | Exception:
+        """The text, or why there is none: a template is foreign code and may raise anything."""
         try:
-            text = self._template.render(messages=listed, **values)
-        except Exception:  # what it says of the messages as they are is told
-            return None
-        # A list that is written out as it is holds the text, too.
-        return text if _holds(text, messages) and "{'type'" not in text else None
+            return self._template.render(messages=messages, **values)
+        except Exception as error:
+            return error
+
+
+def _listed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its content as a list of parts."""
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}]
+    return {**message, "content": parts} if isinstance(content, str) else dict(message)
+
+
+def _joined(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its content as one text."""
+    content = message.get("content")
+    return {**message, "content": _text(content)} if isinstance(content, list) else dict(message)
+
+
+def _text(content: Any) -> str:
+    """What a content says: a text, or the texts of its parts."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else ""
 
 
 def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -149,17 +166,22 @@ def _check_parts(messages: Sequence[Mapping[str, Any]]) -> None:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind == "text" and not isinstance(part.get("text"), str):
+                raise RequestError("a part of type 'text' has no text", hint=_PARTS)
             if kind != "text":
                 raise RequestError(
                     f"a message holds {kind!r}: this model was compiled for text alone",
-                    hint='give content as a text, or parts {"type": "text", "text": …}',
+                    hint=_PARTS,
                 )
 
 
 def _holds(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last message is in the prompt; templates may shorten those before."""
-    content = messages[-1].get("content") if messages else None
-    return not isinstance(content, str) or content.strip() in text
+    """Whether the last message is in the prompt; templates may shorten those before.
+
+    A list that is written out as it is holds the text, too.
+    """
+    said = _text(messages[-1].get("content")) if messages else ""
+    return said.strip() in text and (_WRITTEN_OUT not in text or _WRITTEN_OUT in said)
 
 
 def special_token_names(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from sitsc.core.errors import OptionError
 
 _POLL_S, _PATIENCE_S, _ENDING_S = 0.05, 2.0, 10.0
 _HOST = "127.0.0.1"
+_TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 def run_ranks(
@@ -36,7 +37,7 @@ def run_ranks(
         if drain_s is None:
             raise
         jobs[0].terminate()
-        return _wait(jobs, time.monotonic() + drain_s + _ENDING_S)
+        return _wait(jobs, time.monotonic() + drain_s + _ENDING_S, _TERMINATED)
     finally:
         _end([job for job in jobs if job.poll() is None])
 
@@ -54,10 +55,17 @@ def _start(
     return subprocess.Popen(list(command), env=env, stdin=stdin, process_group=group)
 
 
-def _wait(jobs: "list[subprocess.Popen[bytes]]", until: float = math.inf) -> int:
-    """Until all have ended, or one has ended badly, or it is too late."""
+def _wait(
+    jobs: "list[subprocess.Popen[bytes]]", until: float = math.inf, wanted: tuple[int, ...] = ()
+) -> int:
+    """Until all have ended, or one has ended badly, or it is too late.
+
+    A rank 0 that ends with a code that is `wanted` ends the job with it, and nothing is said.
+    """
     while time.monotonic() < until:
         codes = [job.poll() for job in jobs]
+        if codes[0] in wanted:
+            return codes[0] if codes[0] > 0 else 128 - codes[0]
         bad = next((rank for rank, code in enumerate(codes) if code), None)
         if bad is not None:
             code = codes[bad]

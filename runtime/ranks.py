@@ -130,7 +130,7 @@ def _place(plan: Plan) -> tuple[int, int]:
     if missing:
         raise OptionError(
             f"the artifact is for {plan.num_ranks} ranks, and this process is none of them",
-            hint=f"sitsc run --nproc {plan.num_ranks}, or torchrun",
+            hint=f"--nproc {plan.num_ranks}, or torchrun",
         )
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

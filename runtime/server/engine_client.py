@@ -84,9 +84,14 @@ class EngineClient:
         return len(self._open)
 
     def check(self, more: int = 1) -> None:
-        """Raises BusyError where `more` answers cannot be taken."""
+        """Raises BusyError where `more` answers cannot be taken now, RequestError where never."""
         if self.state != "ready":
             raise BusyError(f"the server is {self.state}", hint="try again later")
+        if more > self._most_open:
+            raise RequestError(
+                f"{more} answers to one request, the server takes {self._most_open}",
+                hint="a smaller n, or fewer prompts",
+            )
         if self.num_open + more > self._most_open:
             raise BusyError(
                 f"{self.num_open} answers are open, the server takes {self._most_open}",
@@ -141,6 +146,8 @@ class EngineClient:
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)
         except TimeoutError:
+            for key in self._open:
+                self._send({"abort": key})
             self._fail(BusyError("the server has ended before the answer", hint="ask again"))
         finally:
             reading.cancel()

@@ -4,6 +4,7 @@ In: an engine, and a `LinePipe` to the process that speaks HTTP. Out: one messag
 the main thread and never waits for HTTP. Messages are told in `docs/serve.md`.
 """
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from sitsc.runtime.server.line_pipe import LinePipe
 from sitsc.runtime.server.serve_times import ServeTimes
 
 _IDLE_S = 0.2  # how soon a signal is seen while nothing is served
+_CLOSING_S = 10.0  # beyond the time of open requests, left to the process that speaks HTTP
 _MOST_FAILURES = 3  # steps in a row that fail before serving ends
 _FATAL = (RankError, DeviceError)
 
@@ -36,7 +38,8 @@ class EngineService:
         self._keys: dict[int, int] = {}  # request of the engine → number of the other process
         self._ids: dict[int, int] = {}  # and back
         self._signals = 0
-        self._draining = self._over = False
+        self._over = False
+        self._deadline = math.inf  # when it ends even if the other process does not answer
         self._failures = 0
 
     def end_by_signals(self) -> None:
@@ -52,17 +55,18 @@ class EngineService:
                 self._pipe.wait(_IDLE_S)
             for message in self._pipe.receive():
                 self._take(message)
-            if self._signals and not self._draining:
-                self._draining = True
+            if self._signals and self._deadline == math.inf:
+                self._deadline = time.monotonic() + self._drain_s + _CLOSING_S
                 self._pipe.send({"drain": self._drain_s})
+            self._over = self._over or time.monotonic() > self._deadline
             if self._engine.has_work:
                 self._step()
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
         self._signals += 1
         if self._signals > 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:

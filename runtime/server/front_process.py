@@ -5,11 +5,14 @@ loaded, so that one in use is told at once.
 """
 
 import importlib.util
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import sitsc
 from sitsc.core.errors import ExecutionError, OptionError
 from sitsc.runtime.server.line_pipe import LinePipe
 
@@ -41,12 +44,18 @@ def listen(host: str, port: int) -> socket.socket:
         except BaseException:
             listening.close()
             raise
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise OptionError(
             f"{host}:{port} cannot be listened on: {error}",
-            hint="another --port, or 0 for a free one",
+            hint="another --host, another --port, or 0 for a free one",
         ) from None
     return listening
+
+
+def _path() -> str:
+    """Where modules are found: this package first, however it was found here."""
+    own = str(Path(sitsc.__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
 
 
 class FrontProcess:
@@ -55,8 +64,13 @@ class FrontProcess:
     def __init__(self, listening: socket.socket, hello: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         numbers = (theirs.fileno(), listening.fileno())
-        command = [sys.executable, "-m", _MODULE, *map(str, numbers)]
-        self._process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],  # -P: not what lies around
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": _path()},
+            process_group=0,  # the signals of a terminal are not for it
+        )
         theirs.close()
         listening.close()
         self._end = ours

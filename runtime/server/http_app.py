@@ -13,20 +13,23 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from sitsc import __version__
-from sitsc.core.errors import OptionError, SitscError
+from sitsc.core.errors import SitscError
 from sitsc.core.sampling import SamplingOptions
 from sitsc.runtime.server.body_limit import BodyLimit
 from sitsc.runtime.server.engine_client import Answers, BusyError, EngineClient, Piece
 from sitsc.runtime.server.openai_answers import Body, error_body, error_event, status_of
-from sitsc.runtime.server.openai_requests import ChatRequest, CompletionRequest
+from sitsc.runtime.server.openai_requests import ChatRequest, CompletionRequest, param_of
 from sitsc.runtime.server.prompt_texts import PromptTexts
+from sitsc.runtime.server.request_count import ARRIVED, CLIENT_LEFT, STATUS, RequestCount
 from sitsc.runtime.server.serve_metrics import CONTENT_TYPE, ServeMetrics
 
-_CLIENT_LEFT = 499  # as nginx counts it
 _RETRY_S = "1"
+_THREADS = 2  # that make ids of text
+_ANSWERS = ("/v1/completions", "/v1/chat/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Served:
     model: str
     facts: dict[str, Any]
     created: int = field(default_factory=lambda: int(time.time()))
+    making: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
 
 
 class UnknownModelError(SitscError):
@@ -47,34 +51,43 @@ class UnknownModelError(SitscError):
 
 def make_app(served: Served, max_body_bytes: int) -> FastAPI:
     """The application."""
-    app = FastAPI(title="sitsc", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(version=__version__, openapi_url=None, redirect_slashes=False)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    _add_errors(app, served.metrics)
+    app.add_middleware(RequestCount, metrics=served.metrics, paths=_ANSWERS)
+    _add_errors(app)
     _add_facts(app, served)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(request: CompletionRequest, http: Request) -> Response:
-        _check(served, request)
-        prompts = [served.texts.ids(prompt) for prompt in request.prompts()]
+        given = request.prompts()
+        _check(served, request, len(given) * request.n)
+        prompts = await _made(served, lambda: [served.texts.ids(prompt) for prompt in given])
         return await _answer(served, request, prompts, "text_completion", http)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chats(request: ChatRequest, http: Request) -> Response:
-        _check(served, request)
-        prompts = [served.texts.chat_ids(request.messages)]
+        _check(served, request, request.n)
+        prompts = await _made(served, lambda: [served.texts.chat_ids(request.messages)])
         return await _answer(served, request, prompts, "chat.completion", http)
 
     del completions, chats  # registered
     return app
 
 
-def _check(served: Served, request: CompletionRequest | ChatRequest) -> None:
+def _check(served: Served, request: CompletionRequest | ChatRequest, answers: int) -> None:
+    """What can be known before ids are made. Raises SitscError."""
     if request.model is not None and request.model != served.model:
         raise UnknownModelError(
             f"there is no model {request.model!r} here", hint=f"this server has {served.model!r}"
         )
     request.check()
-    served.client.check()
+    served.client.check(answers)
+
+
+async def _made(served: Served, make: Callable[[], list[list[int]]]) -> list[list[int]]:
+    """Ids of texts, made beside the loop that all streams need: a long text takes seconds."""
+    async with served.making:
+        return await asyncio.to_thread(make)
 
 
 async def _answer(
@@ -91,9 +104,10 @@ async def _answer(
         options += request.options(request.num_tokens(room))
         each += [ids] * request.n
     body = Body(kind, served.model, sum(map(len, prompts)), len(each))
-    running = _Running(served, served.client.ask(each, options), body)
+    answers = served.client.ask(each, options)
+    running = _Running(served, answers, body, getattr(http.state, ARRIVED))
     if request.stream:
-        events = running.events(request.usage_wanted)
+        events = running.events(request.usage_wanted, http.state)
         return StreamingResponse(events, media_type="text/event-stream", headers=_UNBUFFERED)
     return await _unless_left(http, running.whole())
 
@@ -102,46 +116,49 @@ _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class _Running:
-    """One request that is being answered, with its times."""
+    """One request that is being answered. As a context: nobody waits for it afterwards."""
 
-    def __init__(self, served: Served, answers: Answers, body: Body) -> None:
+    def __init__(self, served: Served, answers: Answers, body: Body, arrived: float) -> None:
         self._served, self._answers, self._body = served, answers, body
-        self._asked = time.perf_counter()
+        self._arrived = arrived
         self._first: dict[int, float] = {}
         self._tokens = [0] * body.num_answers
+        self._open = set(range(body.num_answers))
+        served.metrics.prompt(body.prompt_tokens)
 
     async def whole(self) -> Response:
         """The answer when all of it is there."""
-        with _Ending(self) as ending:
+        with self:
             async for piece in self._answers:
                 self._count(piece)
                 self._body.add(piece)
-            ending.status = 200
-            return JSONResponse(self._body.whole())
+        return JSONResponse(self._body.whole())
 
-    async def events(self, usage: bool) -> AsyncIterator[bytes]:
+    async def events(self, usage: bool, state: State) -> AsyncIterator[bytes]:
         """The answer as it comes; an error is the last event, without [DONE] after it."""
-        with _Ending(self) as ending:
-            for chunk in self._body.begin():
-                yield chunk
-            try:
+        try:
+            with self:
+                for chunk in self._body.begin():
+                    yield chunk
                 async for piece in self._answers:
                     self._count(piece)
                     self._body.completion_tokens += piece.num_tokens
                     if chunks := self._body.chunks(piece):
                         yield b"".join(chunks)
-            except SitscError as error:
-                ending.status = status_of(error)
-                yield error_event(error)
-                return
-            ending.status = 200
-            yield b"".join(self._body.end(usage))
+        except SitscError as error:
+            setattr(state, STATUS, status_of(error))
+            yield error_event(error)
+            return
+        yield b"".join(self._body.end(usage))
 
-    def end(self, status: int) -> None:
-        """Nobody waits any more."""
+    def __enter__(self) -> "_Running":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._served.client.close(self._answers)
-        seconds = time.perf_counter() - self._asked
-        self._served.metrics.ended(status, seconds, self._body.prompt_tokens)
+        reason = "error" if isinstance(error, Exception) else "abort"
+        for answer in self._open:
+            self._ended(answer, reason, time.perf_counter())
 
     def _count(self, piece: Piece) -> None:
         now, metrics = time.perf_counter(), self._served.metrics
@@ -150,28 +167,14 @@ class _Running:
             self._tokens[piece.answer] += piece.num_tokens
             if piece.answer not in self._first:
                 self._first[piece.answer] = now
-                metrics.first(now - self._asked)
+                metrics.first(now - self._arrived)
         if piece.reason is not None:
-            since = now - self._first.get(piece.answer, now)
-            metrics.answer(piece.reason, since, self._tokens[piece.answer])
+            self._open.remove(piece.answer)
+            self._ended(piece.answer, piece.reason, now)
 
-
-class _Ending:
-    """Ends a request however it comes: `status` is what its client saw, 499 if it left."""
-
-    def __init__(self, running: _Running) -> None:
-        self._running = running
-        self.status = _CLIENT_LEFT
-
-    def __enter__(self) -> "_Ending":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SitscError):
-            self.status = status_of(error)
-        elif isinstance(error, Exception):
-            self.status = 500
-        self._running.end(self.status)
+    def _ended(self, answer: int, reason: str, now: float) -> None:
+        since = now - self._first.get(answer, now)
+        self._served.metrics.answer(reason, since, self._tokens[answer])
 
 
 async def _unless_left(http: Request, answer: Awaitable[Response]) -> Response:
@@ -180,7 +183,7 @@ async def _unless_left(http: Request, answer: Awaitable[Response]) -> Response:
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            return Response(status_code=_CLIENT_LEFT)
+            return Response(status_code=CLIENT_LEFT)
         return answering.result()
     finally:
         for task in (answering, leaving):
@@ -197,7 +200,7 @@ async def _left(http: Request) -> None:
 
 
 def _add_facts(app: FastAPI, served: Served) -> None:
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         state = served.client.state
         return JSONResponse({"status": state}, status_code=200 if state == "ready" else 503)
@@ -237,43 +240,31 @@ def _model(served: Served) -> dict[str, Any]:
 
 # --- mistakes ---------------------------------------------------------------------------------
 
-_PAID = ("/v1/completions", "/v1/chat/completions")
 
-
-def _add_errors(app: FastAPI, metrics: ServeMetrics) -> None:
-    def told(
-        http: Request,
-        status: int,
-        message: str,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Response:
-        if http.url.path in _PAID:
-            metrics.refused(status)
-        return JSONResponse(error_body(message, status, param), status, headers)
-
+def _add_errors(app: FastAPI) -> None:
     async def refused(http: Request, error: SitscError) -> Response:
         status = 404 if isinstance(error, UnknownModelError) else status_of(error)
-        name = error.what.split("=")[0] if isinstance(error, OptionError) else ""
         headers = {"Retry-After": _RETRY_S} if isinstance(error, BusyError) else None
-        return told(http, status, str(error), name if name.isidentifier() else None, headers)
+        return _told(status, str(error), param_of(error), headers)
 
     async def invalid(http: Request, error: RequestValidationError) -> Response:
         """The first mistake of a body that does not fit."""
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part != "body"]
         if first["type"] == "json_invalid":
-            return told(http, 400, f"the body is not JSON at character {where[0]}")
-        message = f"{'.'.join(where)}: {first['msg']}" if where else first["msg"]
-        return told(http, 400, message, where[0] if where else None)
+            return _told(400, f"the body is not JSON at character {where[0]}")
+        if not where:
+            return _told(400, "the body is no JSON object — send Content-Type: application/json")
+        message = f"{'.'.join(where)}: {first['msg']}"
+        return _told(400, message, where[0])
 
     async def no_route(http: Request, error: HTTPException) -> Response:
         message = f"{http.method} {http.url.path}: {error.detail}"
-        return told(http, error.status_code, message, headers=error.headers)
+        return _told(error.status_code, message, headers=error.headers)
 
     async def broken(http: Request, error: Exception) -> Response:
         """A bug of ours: told without its inside, which goes to stderr."""
-        return told(http, 500, f"an error of the server: {type(error).__name__}")
+        return _told(500, f"an error of the server: {type(error).__name__}")
 
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
         SitscError: refused,
@@ -283,3 +274,9 @@ def _add_errors(app: FastAPI, metrics: ServeMetrics) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
+
+
+def _told(
+    status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    return JSONResponse(error_body(message, status, param), status, headers)

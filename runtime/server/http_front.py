@@ -47,16 +47,25 @@ async def serve(pipe: socket.socket, listening: socket.socket) -> None:
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_CLOSING_S,
+        http="h11",  # it bounds headers
+        ws="none",
     )
     server = _Server(config)
     await client.connect(pipe)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    ending = asyncio.ensure_future(_end(client))
+    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+    await ending
+    await client.bye()
+
+
+async def _end(client: EngineClient) -> None:
+    """Until the engine ends, and open answers have."""
     seconds = await client.read()
     if seconds is not None:
         await client.drain(seconds)
-    server.should_exit = True
-    await serving
-    await client.bye()
 
 
 def _hello(pipe: socket.socket) -> dict[str, Any]:

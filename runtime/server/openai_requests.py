@@ -9,14 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    model_validator,
+)
 
-from sitsc.core.errors import OptionError
+from sitsc.core.errors import OptionError, SitscError
 from sitsc.core.sampling import SamplingOptions
 
 MOST_ANSWERS = 128  # of one request: prompts times n
 _COMPLETION_TOKENS = 16  # the API's default
 Ids = list[StrictInt]
+Number = StrictFloat | StrictInt
 
 # Known, not computed: the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -24,38 +33,67 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (False,),
-    "top_logprobs": (),
+    "top_logprobs": (0,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
     "store": (False,),
+    "metadata": ({},),
 }
 
 
-class StreamOptions(BaseModel):
+class RequestOptionError(OptionError):
+    """An option of a request, `param`, cannot be what it is."""
+
+    def __init__(self, param: str, what: str, hint: str) -> None:
+        super().__init__(what, hint=hint)
+        self.param = param
+
+
+def param_of(error: SitscError) -> str | None:
+    """The option that an error is about, where it is about one."""
+    if isinstance(error, RequestOptionError):
+        return error.param
+    name = error.what.partition("=")[0] if isinstance(error, OptionError) else ""
+    return name if name.isidentifier() else None
+
+
+class _Body(BaseModel):
+    """An object in which the null of a known name says nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {*cls.model_fields, *_NEUTRAL}
+        return {k: item for k, item in value.items() if item is not None or k not in known}
+
+
+class StreamOptions(_Body):
     """What a stream holds besides the text."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
 
 
-class _Request(BaseModel):
+class _Request(_Body):
     """What both kinds of request have in common; unset values are None."""
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     top_k: StrictInt | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
     seed: StrictInt | None = None
     stop: str | list[str] | None = None
     n: StrictInt = Field(default=1, ge=1, le=MOST_ANSWERS)
@@ -75,11 +113,13 @@ class _Request(BaseModel):
         """Raises OptionError for what is unknown, or known but not computed."""
         for name, value in (self.model_extra or {}).items():
             if name not in _NEUTRAL:
-                raise OptionError(f"{name!r} is no option of this request", hint="leave it out")
-            if value is not None and not any(_same(value, one) for one in _NEUTRAL[name]):
-                raise OptionError(f"{name!r} is not supported", hint="leave it out")
+                what = f"{name!r} is no option of this request"
+                raise RequestOptionError(name, what, "leave it out")
+            if not any(_same(value, one) for one in _NEUTRAL[name]):
+                raise RequestOptionError(name, f"{name!r} is not supported", "leave it out")
         if self.stream_options is not None and not self.stream:
-            raise OptionError("stream_options without stream", hint="set stream to true")
+            what = "stream_options without stream"
+            raise RequestOptionError("stream_options", what, "set stream to true")
 
     def options(self, max_tokens: int) -> list[SamplingOptions]:
         """The options of each of the `n` answers; a seed counts up. Raises OptionError."""
@@ -89,6 +129,7 @@ class _Request(BaseModel):
             if getattr(self, name) is not None
         }
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = () if stop == ("",) else stop
         first = SamplingOptions(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -116,10 +157,8 @@ class CompletionRequest(_Request):
             else [self.prompt]
         )
         if not 1 <= len(found) * self.n <= MOST_ANSWERS:
-            raise OptionError(
-                f"{len(found)} prompts with n={self.n} ask for {len(found) * self.n} answers",
-                hint=f"1 to {MOST_ANSWERS}",
-            )
+            what = f"{len(found)} prompts with n={self.n} ask for {len(found) * self.n} answers"
+            raise RequestOptionError("n", what, f"1 to {MOST_ANSWERS}")
         return list(found)
 
     def num_tokens(self, room: int) -> int:
@@ -137,9 +176,8 @@ class ChatRequest(_Request):
     def num_tokens(self, room: int) -> int:
         """Most tokens of an answer: what the context has room for unless said. OptionError."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise OptionError(
-                "max_tokens and max_completion_tokens are the same", hint="leave out one"
-            )
+            what = "max_tokens and max_completion_tokens are the same"
+            raise RequestOptionError("max_tokens", what, "leave out one")
         for said in (self.max_completion_tokens, self.max_tokens):
             if said is not None:
                 return said

@@ -23,7 +23,7 @@ class ServeMetrics:
         self._model = model
         self._requests = self._counter("requests", "HTTP requests for answers", "status")
         self._answers = self._counter("answers", "Answers that ended", "reason")
-        self._prompt = self._counter("prompt_tokens", "Tokens of prompts of ended requests")
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts that were taken")
         self._tokens = self._counter("generated_tokens", "Tokens of answers")
         self._first = self._histogram("ttft_seconds", "Request to first token", _FIRST)
         self._between = self._histogram(
@@ -39,15 +39,14 @@ class ServeMetrics:
         """All metrics as Prometheus reads them."""
         return generate_latest(self._registry)
 
-    def ended(self, status: int, seconds: float, prompt_tokens: int) -> None:
+    def ended(self, status: int, seconds: float) -> None:
         """A request for answers ended with an HTTP status (499: its client left)."""
         self._requests.labels(self._model, str(status)).inc()
         self._whole.labels(self._model).observe(seconds)
-        self._prompt.labels(self._model).inc(prompt_tokens)
 
-    def refused(self, status: int) -> None:
-        """A request for answers was refused with an HTTP status."""
-        self._requests.labels(self._model, str(status)).inc()
+    def prompt(self, num_tokens: int) -> None:
+        """Prompts of so many tokens were taken."""
+        self._prompt.labels(self._model).inc(num_tokens)
 
     def token(self, num_tokens: int) -> None:
         """Tokens of an answer came."""

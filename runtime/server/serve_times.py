@@ -15,7 +15,7 @@ from sitsc.core.actual import TPOT, TTFT, Measured
 from sitsc.runtime.engine import Output
 
 FEWEST_STEPS, FEWEST_PROMPTS = 16, 3
-_KEPT = 1024  # samples of one size, the latest
+_KEPT = 256  # samples of one size, the latest
 _FEWEST_CONTEXT = 32  # tokens; shorter contexts are one size
 _PARTS = 4  # sizes of prompts an octave
 
@@ -68,13 +68,13 @@ class ServeTimes:
     def points(self) -> tuple[Measured, ...]:
         """The middle of each size that occurred often enough: TPOT and TTFT in ms."""
         found = [
-            _tpot(sequences, samples)
-            for (sequences, _), samples in sorted(self._steps.items())
+            _tpot(sequences, 2**size, samples)
+            for (sequences, size), samples in sorted(self._steps.items())
             if len(samples) >= FEWEST_STEPS
         ]
         found += [
-            _ttft(samples)
-            for _, samples in sorted(self._prompts.items())
+            _ttft(round(2 ** (size / _PARTS)), samples)
+            for size, samples in sorted(self._prompts.items())
             if len(samples) >= FEWEST_PROMPTS
         ]
         return tuple(found)
@@ -116,15 +116,19 @@ class ServeTimes:
         samples.append((1e3 * (now - request.asked), tokens))
 
 
-def _tpot(sequences: int, samples: Iterable[tuple[float, float]]) -> Measured:
+def _tpot(sequences: int, size: int, samples: Iterable[tuple[float, float]]) -> Measured:
+    """The median at the mean context; the key says the least context of that size."""
     times, contexts = zip(*samples, strict=True)
     context = statistics.mean(contexts)
-    key = f"serve_bs{sequences}_ctx{context:.0f}"
+    key = f"serve_bs{sequences}_ctx{size}"
     return Measured(key, TPOT, statistics.median(times), sequences=sequences, context=context)
 
 
-def _ttft(samples: Iterable[tuple[float, int]]) -> Measured:
-    """The sample in the middle by time a token: a time and the length that it belongs to."""
+def _ttft(size: int, samples: Iterable[tuple[float, int]]) -> Measured:
+    """The sample in the middle by time a token: a time and the length that it belongs to.
+
+    The key says the least length of that size.
+    """
     ordered = sorted(samples, key=lambda sample: sample[0] / sample[1])
     ms, tokens = ordered[len(ordered) // 2]
-    return Measured(f"serve_ttft_{tokens}", TTFT, ms, tokens=tokens)
+    return Measured(f"serve_ttft_{size}", TTFT, ms, tokens=tokens)

@@ -20,7 +20,7 @@ from sitsc.commands.bench_cuda import GpuOptions
 from sitsc.commands.generation import load_session
 from sitsc.commands.output import MemoryLimit, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
-from sitsc.core.actual import Actual, actual_of_report, actual_place, write_actual
+from sitsc.core.actual import Actual, actual_of_report, actual_place, keep_actual
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import ExecutionError, OptionError
 
@@ -176,7 +176,7 @@ def _bench_gpu(
     else:
         bench_cuda.show(report)
     measured = actual_of_report(report, artifact.plan.runs())
-    write_actual(measured, actual or actual_place(artifact.root))
+    keep_actual(measured, actual or actual_place(artifact.root))
 
 
 def _bench_cpu(
@@ -215,7 +215,7 @@ def _bench_cpu(
     if as_json:
         print(json.dumps(report | {"results": results}))
     for measured, place in places:
-        write_actual(measured, place)
+        keep_actual(measured, place)
 
 
 def busy(what: str, done: int, whole: int) -> None:

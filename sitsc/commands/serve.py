@@ -1,5 +1,6 @@
 """`sitsc serve`: an artifact answers over HTTP, as clients of the OpenAI API ask."""
 
+import math
 import signal
 import sys
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from sitsc.commands.bench import environment
 from sitsc.commands.generation import load_session, process_age_s
 from sitsc.commands.output import Json, MemoryLimit, print_json, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
-from sitsc.commands.serve_actual import keep, make_actual, start_point
-from sitsc.core.errors import ExecutionError
+from sitsc.commands.serve_actual import make_actual, start_point
+from sitsc.core.actual import actual_place, keep_actual
+from sitsc.core.errors import ExecutionError, OptionError
 from sitsc.core.plan import PLAIN
 from sitsc.core.sampling import SamplingOptions
 
@@ -65,7 +67,11 @@ def serve(
     from sitsc.runtime.server.front_process import check_packages  # noqa: PLC0415
 
     check_packages()
-    if nproc or rank_port:
+    if not math.isfinite(drain):
+        raise OptionError(f"--drain {drain} is no time", hint="seconds, such as 30")
+    if rank_port and not nproc:
+        raise OptionError("--rank-port without --nproc", hint="say how many ranks to start")
+    if nproc:
         raise typer.Exit(start_ranks(artifact, nproc, rank_port, _RANK_OPTIONS, drain))
     more: dict[str, Any] = {"random_weights": random_weights}
     more["memory_limit"] = size_bytes(memory_limit)
@@ -118,6 +124,7 @@ def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
             memory_limit=memory_limit,
         ).session
         try:
+            front.check()
             _first_token(session)
             started = process_age_s()
             ready = {"model": name, "url": url, "first_token_s": started}
@@ -128,7 +135,7 @@ def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
         points += (start_point(opened.plan, started, not asked.random_weights),)
         peak = _peak_bytes(opened, torch_only)
         actual = make_actual(opened.plan, name, points, peak, _facts(opened))
-        kept = keep(actual, root, asked.actual)
+        kept = keep_actual(actual, asked.actual or actual_place(root))
         if not asked.as_json:
             print(f"measured {len(points)} figures: {kept}")
 

@@ -1,24 +1,8 @@
-"""What serving measured, kept as `actual.json` beside the artifact.
+"""What serving measured: the points of the server, its start and its memory as an `Actual`."""
 
-In: the points of the server, and of the start. Out: an `Actual`; measurements of the same plan,
-machine and commit that a bench has left there stay in it.
-"""
-
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from sitsc.core.actual import (
-    SCHEMA,
-    START,
-    Actual,
-    Measured,
-    MeasuredMemory,
-    actual_place,
-    read_actual,
-    write_actual,
-)
-from sitsc.core.errors import SitscError
+from sitsc.core.actual import SCHEMA, START, Actual, Measured, MeasuredMemory
 from sitsc.core.plan import Plan
 
 
@@ -46,31 +30,3 @@ def make_actual(
         memory=MeasuredMemory(peak_bytes, plan.memory.total_bytes) if peak_bytes else None,
         kernels=(),
     )
-
-
-def keep(actual: Actual, artifact: Path, place: Path | None) -> Path:
-    """Write the measurements, those from before included where they are alike; where they are."""
-    path = place or actual_place(artifact)
-    write_actual(_joined(actual, path), path)
-    return path
-
-
-def _joined(actual: Actual, path: Path) -> Actual:
-    try:
-        before = read_actual(path)
-    except SitscError:
-        return actual
-    if _circumstances(before) != _circumstances(actual):
-        return actual
-    new = {point.key for point in actual.points}
-    kept = tuple(point for point in before.points if point.key not in new)
-    memory = max(
-        (one.memory for one in (before, actual) if one.memory is not None),
-        key=lambda memory: memory.peak_bytes,
-        default=None,
-    )
-    return replace(actual, points=kept + actual.points, memory=memory, kernels=before.kernels)
-
-
-def _circumstances(actual: Actual) -> tuple[Any, ...]:
-    return actual.runs, actual.plan, actual.hardware, actual.versions, actual.commit

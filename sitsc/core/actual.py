@@ -8,7 +8,7 @@ format.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,37 @@ def write_actual(actual: Actual, path: Path) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(actual.text())
+
+
+def keep_actual(actual: Actual, path: Path) -> Path:
+    """Write measurements; those there of the same plan, machine and commit stay beside them.
+
+    A figure that was measured again replaces the one before. Raises SitscError when the disk fails.
+    """
+    try:
+        before = read_actual(path)
+    except PlanError:
+        before = None
+    if before is not None and _circumstances(before) == _circumstances(actual):
+        actual = _joined(before, actual)
+    write_actual(actual, path)
+    return path
+
+
+def _circumstances(actual: Actual) -> tuple[Any, ...]:
+    return actual.runs, actual.plan, actual.hardware, actual.versions, actual.commit
+
+
+def _joined(before: Actual, actual: Actual) -> Actual:
+    points = {point.key: point for point in (*before.points, *actual.points)}
+    kernels = {row.key: row for row in (*before.kernels, *actual.kernels)}
+    memories = [one.memory for one in (before, actual) if one.memory is not None]
+    return replace(
+        actual,
+        points=tuple(points.values()),
+        memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
+        kernels=tuple(kernels.values()),
+    )
 
 
 def read_actual(path: Path) -> Actual:

@@ -173,8 +173,8 @@ def test_many_at_once(server: Server, answers: dict[str, str]):
         ("completions", {"prompt": "x", "temperature": -1}, 400, "from 0 to 100", "temperature"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "1 or more", "max_tokens"),
         ("completions", {"prompt": "x", "n": 0}, 400, "greater than or equal to 1", "n"),
-        ("completions", {"prompt": "x", "best_off": 1}, 400, "is no option", None),
-        ("completions", {"prompt": "x", "logprobs": 5}, 400, "is not supported", None),
+        ("completions", {"prompt": "x", "best_off": 1}, 400, "is no option", "best_off"),
+        ("completions", {"prompt": "x", "logprobs": 5}, 400, "is not supported", "logprobs"),
         ("completions", {"prompt": "x", "model": "gpt"}, 404, "this server has 'tiny'", None),
         ("chat/completions", {"messages": []}, 400, "at least 1 item", "messages"),
         ("chat/completions", {"messages": [{}]}, 400, "the chat template refuses", None),
@@ -185,7 +185,16 @@ def test_many_at_once(server: Server, answers: dict[str, str]):
             "compiled for text alone",
             None,
         ),
+        ("completions", {"prompt": "x", "temperature": True}, 400, "temperature", "temperature"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            400,
+            "has no text",
+            None,
+        ),
         ("completion", {"prompt": "x"}, 404, "Not Found", None),
+        ("completions/", {"prompt": "x"}, 404, "Not Found", None),
         ("completions", b" " * 4_000_000, 413, "larger than", None),
     ],
 )
@@ -215,6 +224,46 @@ def test_metrics_count_requests_and_tokens(server: Server):
     assert server.metric("generated_tokens_total") == before[0] + 7
     assert server.metric("requests_total", status="400") == before[1] + 1
     assert server.metric("ttft_seconds_count") > 0 and server.metric("kv_pages") > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_fails_late_is_counted_once(server: Server, stream: bool):
+    """The engine refuses what overflows its numbers."""
+    names = ("requests_total", "request_seconds_count", "answers_total")
+    before = [server.metric(name) for name in names]
+    body = {"prompt": "hello", "repetition_penalty": 1e-42, "stream": stream}
+    status, answer = server.ask("/v1/completions", body)
+    assert (status, "error" in answer) == (200 if stream else 400, True)
+    server.until(lambda: [server.metric(name) for name in names] == [n + 1 for n in before])
+    assert server.metric("answers_total", reason="error") >= 1
+
+
+def test_parts_of_text_are_text(server: Server):
+    """As many clients send it, whatever the template reads."""
+    body = {"temperature": 0, "max_tokens": 5}
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    texts = [
+        server.ask("/v1/chat/completions", body | {"messages": [{"role": "user", "content": c}]})
+        for c in ("hello", parts)
+    ]
+    (_, first), (_, second) = texts
+    assert first["choices"] == second["choices"] and first["usage"] == second["usage"]
+
+
+def test_a_long_text_does_not_hold_up_streams(server: Server):
+    """It is refused after its ids were made, while others are served."""
+    found: list[int] = []
+    limit = 1 << 20
+    body = {"prompt": "the cat sat " * (limit // 12)}
+    thread = threading.Thread(target=lambda: found.append(server.ask("/v1/completions", body)[0]))
+    thread.start()
+    longest = 0.0
+    while thread.is_alive():
+        begin = time.monotonic()
+        server.ask("/health")
+        longest = max(longest, time.monotonic() - begin)
+    thread.join()
+    assert found == [400] and longest < 1.0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -272,6 +321,8 @@ def test_what_is_open_too_long_is_told(tiny_artifact: Path, tmp_path: Path):
         thread = begin(server, found, batch)
         status, refused = server.ask("/v1/completions", {"prompt": "hello"})
         assert status == 503 and f"the server takes {batch}" in refused["error"]["message"]
+        status, refused = server.ask("/v1/completions", {"prompt": "hello", "n": batch + 1})
+        assert status == 400 and "a smaller n" in refused["error"]["message"]
         code, _, err = server.end()
         thread.join()
         assert (code, err) == (0, "") and [status for status, _ in found] == [503]

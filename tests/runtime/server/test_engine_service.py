@@ -1,5 +1,6 @@
 """The engine's side of the server, asked over its pipe: answers, refusals, failures, its end."""
 
+import signal
 import socket
 import threading
 from collections import defaultdict
@@ -34,14 +35,16 @@ LONG_S = 60
 class Front:
     """The other side of a running service."""
 
-    def __init__(self, kind: Any, before: Callable[[StepBatch], None] | None = None) -> None:
+    def __init__(
+        self, kind: Any, before: Callable[[StepBatch], None] | None = None, drain_s: float = 5.0
+    ) -> None:
         self.ours, theirs = socket.socketpair()
         self.pipe = LinePipe(self.ours)
         self.engine = engine(kind=kind)
         if before is not None:
             executor(self.engine).before = before
         self.theirs, self.listening, self.error = theirs, 0, None
-        self.service = EngineService(self.engine, LinePipe(theirs), 5.0, self._listens)
+        self.service = EngineService(self.engine, LinePipe(theirs), drain_s, self._listens)
         self.texts: dict[int, str] = defaultdict(str)
         self.ends: dict[int, tuple[str, Any]] = {}
         self.counts: dict[int, int] = defaultdict(int)
@@ -185,3 +188,24 @@ def test_the_other_side_is_gone(front: Front):
     front.ours.close()
     front._thread.join(LONG_S)
     assert isinstance(front.error, ExecutionError)
+
+
+def test_it_ends_though_the_other_side_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sitsc.runtime.server.engine_service._CLOSING_S", 0.2)
+    front = Front(PagedExecutor, drain_s=0.1)
+    front.ask(0, IDS, max_tokens=10**6, ignore_eos=True)
+    front.service._signal(signal.SIGTERM, None)
+    front._thread.join(LONG_S)
+    assert not front._thread.is_alive() and front.error is None
+    front.close()
+
+
+def test_a_second_signal_is_an_end_of_its_own():
+    front = Front(PagedExecutor)
+    front.service._signal(signal.SIGTERM, None)
+    with pytest.raises(SystemExit, match="143"):
+        front.service._signal(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        front.service._signal(signal.SIGINT, None)
+    assert front.end() is None
+    front.close()

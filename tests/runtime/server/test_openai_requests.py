@@ -110,6 +110,18 @@ def test_unknown_options_are_refused(name: str, value: Any):
             options(**{f"x{name}": value})
 
 
+def test_null_is_as_if_it_was_left_out():
+    names = set(CompletionRequest.model_fields) - {"prompt"}
+    assert options(**dict.fromkeys([*names, "logprobs", "tools"])) == options()
+    assert options(stop="") == options(tool_choice="auto", top_logprobs=0) == options()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "n", "seed", "stream"])
+def test_types_are_not_bent(name: str):
+    with pytest.raises(ValidationError):
+        options(**{name: "1"})
+
+
 def test_stream_options_need_a_stream():
     with pytest.raises(OptionError, match="stream_options without stream"):
         options(stream_options={"include_usage": True})
