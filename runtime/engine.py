@@ -16,7 +16,7 @@ from sitsc.core.errors import ExecutionError, RequestError, SitscError
 from sitsc.core.sampling import SamplingOptions
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.kv_blocks import PagePool
-from sitsc.core.serving.request import FinishReason, Request
+from sitsc.core.serving.request import FinishReason, Request, check_vocabulary
 from sitsc.core.serving.scheduler import Scheduler, SchedulerLimits
 from sitsc.runtime.sampler import Sampler, SamplerRow
 from sitsc.runtime.steps import HostSteps, LogitsExecutor, StepExecutor
@@ -199,11 +199,7 @@ class Engine:
             raise RequestError("the prompt is empty", hint="give some text")
         else:
             ids = self.tokenizer.encode(prompt, add_bos)
-        if ids and not 0 <= min(ids) <= max(ids) < self.sampler.vocab_size:
-            raise RequestError(
-                f"token ids {min(ids)} to {max(ids)} are not all in the vocabulary",
-                hint=f"ids run from 0 to {self.sampler.vocab_size - 1}",
-            )
+        check_vocabulary(ids, self.sampler.vocab_size)
         return ids
 
     def _advance(self) -> list[Output]:

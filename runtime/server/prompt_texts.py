@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sitsc.core.errors import CapacityError, RequestError
+from sitsc.core.errors import RequestError
+from sitsc.core.serving.request import check_length, check_vocabulary
 from sitsc.runtime.chat import ChatTemplate
 from sitsc.runtime.tokenizer import Tokenizer
 
@@ -43,19 +44,8 @@ class PromptTexts:
             ids = self.tokenizer.encode(prompt, add_bos)
         else:
             ids = list(prompt)
-        if not ids:
-            raise RequestError("the prompt is empty", hint="give at least one token")
-        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise RequestError(
-                f"token ids {min(ids)} to {max(ids)} are not all in the vocabulary",
-                hint=f"ids run from 0 to {self.vocab_size - 1}",
-            )
-        if len(ids) >= self.context_tokens:
-            raise CapacityError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.context_tokens} with at"
-                " least one of the answer",
-                hint=f"shorten it to at most {self.context_tokens - 1} tokens",
-            )
+        check_vocabulary(ids, self.vocab_size)
+        check_length(len(ids), self.context_tokens)
         return ids
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

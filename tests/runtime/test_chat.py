@@ -152,6 +152,17 @@ def test_an_image_is_refused_in_one_line():
             ChatTemplate(TEXT_OR_LIST).render([{"role": "user", "content": parts}])
 
 
+def test_a_template_that_reads_texts_only_gets_the_parts_as_one():
+    """Whether it fails on a list, or writes it out."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": parts}]
+    for sum_of in ("'<' + m.content + '>'", "'<' ~ m.content ~ '>'"):
+        template = "{% for m in messages %}{{ " + sum_of + " }}{% endfor %}"
+        assert ChatTemplate(template).render(messages) == "<Hi><Hello>"
+    with pytest.raises(RequestError, match="has no text"):
+        ChatTemplate(TEXT_OR_LIST).render([{"role": "user", "content": [{"type": "text"}]}])
+
+
 def test_a_template_that_reads_lists_only_does_not_lose_the_text():
     message = [{"role": "user", "content": "What is two plus two?"}]
     assert ChatTemplate(LISTS_ONLY).render(message) == "user: What is two plus two?"

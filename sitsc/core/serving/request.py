@@ -8,9 +8,31 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from sitsc.core.errors import CapacityError, RequestError
 from sitsc.core.sampling import SamplingOptions
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+    """Raises RequestError for ids that are no token."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise RequestError(
+            f"token ids {min(ids)} to {max(ids)} are not all in the vocabulary",
+            hint=f"ids run from 0 to {vocab_size - 1}",
+        )
+
+
+def check_length(num_tokens: int, context_tokens: int) -> None:
+    """Raises RequestError for an empty prompt, CapacityError for one too long to be answered."""
+    if not num_tokens:
+        raise RequestError("the prompt is empty", hint="give at least one token")
+    if num_tokens >= context_tokens:
+        raise CapacityError(
+            f"the prompt has {num_tokens} tokens, the context holds {context_tokens} with at least"
+            " one of the answer",
+            hint=f"shorten the prompt to at most {context_tokens - 1} tokens",
+        )
 
 
 class RequestState(Enum):

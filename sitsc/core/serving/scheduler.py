@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from sitsc.core.errors import CapacityError, OptionError, OutOfPagesError, RequestError
+from sitsc.core.errors import OptionError, OutOfPagesError
 from sitsc.core.sampling import SamplingOptions
 from sitsc.core.serving.batch import UNKNOWN, StepBatch
 from sitsc.core.serving.kv_blocks import PagePool
-from sitsc.core.serving.request import FinishReason, Request, RequestState
+from sitsc.core.serving.request import FinishReason, Request, RequestState, check_length
 
 MOST_IN_FLIGHT = 2
 
@@ -93,15 +93,8 @@ class Scheduler:
 
     def add(self, prompt_ids: Sequence[int], options: SamplingOptions) -> Request:
         """Queue a prompt. Raises `RequestError` if it is empty, `CapacityError` if too long."""
-        if not prompt_ids:
-            raise RequestError("the prompt is empty", hint="give at least one token")
+        check_length(len(prompt_ids), self.context_tokens)
         room = self.context_tokens - len(prompt_ids)
-        if room < 1:
-            raise CapacityError(
-                f"the prompt has {len(prompt_ids)} tokens, the context holds"
-                f" {self.context_tokens} with at least one of the answer",
-                hint=f"shorten the prompt to at most {self.context_tokens - 1} tokens",
-            )
         arrival = self._num_arrivals
         self._num_arrivals += 1
         limit = min(options.max_tokens, room)
