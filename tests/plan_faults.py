@@ -271,7 +271,7 @@ FAULTS = (
     ),
     Fault(
         "an error bar",
-        ("error bar: ± 30 % → ± 50 %",),
+        ("error bar: cold_start: ± 30 % → ± 50 %",),
         data(lambda known: replace(known, prediction_error=0.5)),
         ON_CPU,
     ),
@@ -346,9 +346,9 @@ FAULTS = (
     ),
     Fault(
         "uneven stages",
-        ("stages end at layers: 1 3 → 2 3",),
+        ("stages end at layers: 2 3 → 1 3",),
         wrapped(
-            rank_lowering, "choose_parallel", lambda p: replace(p, stages=(0, 2, p.stages[-1]))
+            rank_lowering, "choose_parallel", lambda p: replace(p, stages=(0, 1, p.stages[-1]))
         ),
         Subject(STAGES, config={"num_hidden_layers": 3}),
     ),

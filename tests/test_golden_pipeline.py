@@ -122,7 +122,7 @@ def test_data_files():
     own = data_digests("h200", 1)
     assert set(own) == {"targets/h200", "tiles/h200", "calibration/h200"}
     assert set(data_digests("h100", 2)) == {"targets/h100", "calibration/h200", "links/nvlink"}
-    assert set(data_digests("cpu", 2)) == {"targets/cpu", "links/gloo"}
+    assert set(data_digests("cpu", 2)) == {"targets/cpu", "calibration/cpu", "links/gloo"}
     assert data_digests("h200", 2)["targets/h200"] == own["targets/h200"]
 
 

@@ -23,6 +23,7 @@ from sitsc.core.errors import ExecutionError, GoldenError
 from sitsc.core.golden import Golden, finished, read_golden
 from sitsc.core.options import CompileOptions
 from sitsc.core.records import from_value, to_value
+from sitsc.golden_data import data_digests
 from sitsc.models.random_checkpoint import write_random
 from sitsc.pipeline import inspect, plan_checkpoint
 from tests.commands.command_line import Result, call
@@ -269,7 +270,7 @@ def compiled(capfd: Capture, model: Path, file: Path, out: Path, *more: object) 
 def test_stale_files_warn_and_are_refused_when_asked(
     tell: Callable[..., Path], tiny_checkpoint: Path, tmp_path, capfd
 ):
-    file = tell(expires=TODAY, data={"targets/cpu": "0" * 64})
+    file = tell(expires=TODAY, data=data_digests("cpu", 1) | {"targets/cpu": "0" * 64})
     done = compiled(capfd, tiny_checkpoint, file, tmp_path / "a")
     lines = done.err.splitlines()
     assert done.code == 0 and "stale)" in done.out

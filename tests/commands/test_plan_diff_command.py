@@ -43,7 +43,7 @@ def test_the_text_fits_a_screen(plans, capfd):
     assert "weights: none → int8" in text and "kv dtype: bfloat16 → float32" in text
     assert "max batch: 2 → 4" in result.out and "decode buckets added 4: 1 2 → 1 2 4" in result.out
     assert all(line == line.rstrip() and len(line) <= 160 for line in lines)
-    assert "smaller than the error bar (± 30 %)" in result.out
+    assert "changed predictions are smaller than the error bar (± " in result.out
     assert lines[-2].startswith("A  a.json: LlamaForCausalLM (2 layers, 64 wide) for cpu")
 
 
