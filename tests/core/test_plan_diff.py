@@ -73,7 +73,8 @@ def test_predictions_within_the_error_bar_are_warned_of():
     )
     found = compare(opened(plan, "a"), opened(after, "b"))
     assert [f.name for f in found.figures if f.within_error] == [name]
-    assert "smaller than the error bar (± 30 %)" in found.warnings[0]
+    bar = f"{100 * plan.predictions[name].error:.3g} %"
+    assert f"smaller than the error bar (± {bar})" in found.warnings[0]
 
 
 # --- several ranks --------------------------------------------------------------------------------
