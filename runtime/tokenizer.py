@@ -15,6 +15,8 @@ from tokenizers import Tokenizer as _Backend
 
 from sitsc.core.errors import RequestError, TokenizerError
 
+_LONG_CHARS = 4096
+
 
 class Detokenizer(Protocol):
     """Turns ids that come one by one into text that never has to be taken back."""
@@ -73,10 +75,14 @@ class Tokenizer:
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Ids of a text. `add_bos` adds what the tokenizer itself puts around a text.
 
+        Other threads of Python go on while a long text is read: only batches let them.
         Raises `RequestError` if the text is not Unicode (a lone surrogate).
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_bos).ids
+            if len(text) <= _LONG_CHARS:
+                return self._backend.encode(text, add_special_tokens=add_bos).ids
+            (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_bos)
+            return found.ids
         except (TypeError, UnicodeError) as error:
             raise RequestError(f"the text cannot be encoded: {error}", hint="use UTF-8") from error
 

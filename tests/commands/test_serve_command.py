@@ -256,6 +256,7 @@ def test_a_long_text_does_not_hold_up_streams(server: Server):
     limit = 1 << 20
     body = {"prompt": "the cat sat " * (limit // 12)}
     thread = threading.Thread(target=lambda: found.append(server.ask("/v1/completions", body)[0]))
+    asked = time.monotonic()
     thread.start()
     longest = 0.0
     while thread.is_alive():
@@ -263,7 +264,8 @@ def test_a_long_text_does_not_hold_up_streams(server: Server):
         server.ask("/health")
         longest = max(longest, time.monotonic() - begin)
     thread.join()
-    assert found == [400] and longest < 1.0
+    whole = time.monotonic() - asked
+    assert (found, longest < 0.5 * whole) == ([400], True), (longest, whole)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -83,6 +83,16 @@ def test_equal_to_transformers(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_long_texts_have_the_ids_of_the_backend(name: str, add_bos: bool) -> None:
+    """They are read in another way."""
+    text, backend = "Hello wörld, 123 \U0001f600 " * 400, Backend.from_str(BACKENDS[name].to_str())
+    assert OURS[name].encode(text, add_bos) == backend.encode(text, add_special_tokens=add_bos).ids
+    with pytest.raises(RequestError):
+        OURS[name].encode(text + "\ud800")
+
+
 def test_padding_and_truncation_of_the_file_are_ignored() -> None:
     made = byte_level()
     made.enable_truncation(4)
