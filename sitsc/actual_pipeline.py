@@ -17,7 +17,7 @@ from sitsc.passes.plan_time import (
     prompt_seconds,
 )
 
-__all__ = ["Line", "Residuals", "check_measured", "read_actual", "residuals"]
+__all__ = ["Line", "Residuals", "check_measured", "predicted_ms", "read_actual", "residuals"]
 
 _ATTENTION = "attention_decode"  # the class whose time follows the context
 
@@ -83,13 +83,17 @@ def _end(plan: Plan, time: PlanTime, point: Measured) -> Line:
         rate = plan.target.ceilings["weights_load_bytes_per_s"].value
         unread = plan.memory.weights_bytes - point.weights_bytes
         return Line(point.key, "s", bar.value - unread / rate, point.value, bar.error)
+    decode = point.kind == TPOT
+    size, kind = (point.sequences, "tpot_decode") if decode else (point.tokens, "ttft_prefill")
+    bar = _bar(plan, kind, size)
+    return Line(point.key, "ms", predicted_ms(plan, time, point), point.value, bar)
+
+
+def predicted_ms(plan: Plan, time: PlanTime, point: Measured) -> float:
+    """What a plan predicts for a measured TPOT or TTFT, at its sizes."""
     if point.kind == TPOT:
-        seconds = decode_seconds(plan, time, point.sequences, point.context)
-        bar = _bar(plan, "tpot_decode", point.sequences)
-    else:
-        seconds = prompt_seconds(plan, time, point.tokens)
-        bar = _bar(plan, "ttft_prefill", point.tokens)
-    return Line(point.key, "ms", 1e3 * seconds, point.value, bar)
+        return 1e3 * decode_seconds(plan, time, point.sequences, point.context)
+    return 1e3 * prompt_seconds(plan, time, point.tokens)
 
 
 def _bar(plan: Plan, kind: str, size: int) -> float:

@@ -18,7 +18,7 @@ from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Cut, Device, Sizes, device_of
 from sitsc.passes.step_time import StepModel
 
-__all__ = ["calibrate", "scored", "start_parameter"]
+__all__ = ["calibrate", "halved", "scored", "start_parameter"]
 
 _ROUNDS, _HALVINGS = 12, 40
 # Parameter of Device → its bounds, and whether more of it takes more time.
@@ -144,14 +144,27 @@ def _fit(device: Device, roles: dict[str, Key], known: dict[Key, _Point], step: 
     """Each parameter in turn by halving, until they agree."""
     for _ in range(_ROUNDS):
         for name, key in roles.items():
-            low, high, adds = _BOUNDS[name]
-            point, middle = known[key], low
-            for _ in range(_HALVINGS):
-                middle = (low + high) / 2
-                more = step(replace(device, **{name: middle}), key[0], point.sizes) > point.ms
-                low, high = (low, middle) if more == adds else (middle, high)
-            device = replace(device, **{name: middle})
+            device = replace(device, **{name: _fitted(name, device, key[0], known[key], step)})
     return device
+
+
+def _fitted(name: str, device: Device, model: str, point: _Point, step: Step) -> float:
+    """One parameter, with which a point is as it was measured."""
+    low, high, adds = _BOUNDS[name]
+
+    def beyond(value: float) -> bool:
+        return (step(replace(device, **{name: value}), model, point.sizes) > point.ms) == adds
+
+    return halved(low, high, beyond)
+
+
+def halved(low: float, high: float, beyond: Callable[[float], bool]) -> float:
+    """Where `beyond` begins to hold between two bounds."""
+    middle = low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return middle
 
 
 def _parameters(

@@ -8,16 +8,17 @@ most weights shows both: its smallest decode step reads, its middle prompt compu
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sitsc.calibration_pipeline import scored, start_parameter
+from sitsc.actual_pipeline import predicted_ms
+from sitsc.calibration_pipeline import halved, scored, start_parameter
 from sitsc.core.actual import TPOT, TTFT, Actual, Measured
 from sitsc.core.calibration import Calibration, Parameter, Residual
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.plan import KernelRow, Plan, Regime
 from sitsc.passes.cost import reached
-from sitsc.passes.plan_time import decode_seconds, plan_time, prompt_seconds
+from sitsc.passes.plan_time import plan_time
 
-_LOWEST, _HIGHEST, _HALVINGS, _ROUNDS = 0.02, 1.5, 30, 4
+_LOWEST, _HIGHEST, _ROUNDS = 0.02, 1.5, 4
 _NEAR = 1.001
 _UNUSED = ("kernel_seconds", "fill_power", "flops_per_exp", "host_seconds")
 Shares = Mapping[str, float]
@@ -36,10 +37,7 @@ class _Known:
     def ms(self, shares: Shares) -> float:
         """What the model says of it."""
         plan = priced(self.plan, shares)
-        time = plan_time(plan)
-        if self.point.kind == TTFT:
-            return 1e3 * prompt_seconds(plan, time, self.point.tokens)
-        return 1e3 * decode_seconds(plan, time, self.point.sequences, self.point.context)
+        return predicted_ms(plan, plan_time(plan), self.point)
 
 
 def calibrate_cpu(data: TargetData, measured: Sequence[tuple[Plan, Actual]]) -> Calibration:
@@ -72,15 +70,8 @@ def calibrate_cpu(data: TargetData, measured: Sequence[tuple[Plan, Actual]]) -> 
 
 def priced(plan: Plan, shares: Shares) -> Plan:
     """A plan of one or several stages with other shares of its ceilings."""
-    if plan.stages:
-        return replace(
-            plan,
-            stages=tuple(
-                replace(stage, regimes=_regimes(plan, stage.regimes, shares))
-                for stage in plan.stages
-            ),
-        )
-    return replace(plan, regimes=_regimes(plan, plan.regimes, shares))
+    stages = tuple(replace(s, regimes=_regimes(plan, s.regimes, shares)) for s in plan.stages)
+    return replace(plan, regimes=_regimes(plan, plan.regimes, shares), stages=stages)
 
 
 def _regimes(plan: Plan, regimes: Sequence[Regime], shares: Shares) -> tuple[Regime, ...]:
@@ -137,13 +128,10 @@ def _roles(known: Sequence[_Known]) -> dict[str, _Known]:
 
 
 def _fitted(one: _Known, shares: Shares, name: str) -> float:
-    """The share with which a point is as it was measured, by halving: more of it takes less."""
-    low, high = _LOWEST, _HIGHEST
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        slower = one.ms({**shares, name: middle}) > one.point.value
-        low, high = (middle, high) if slower else (low, middle)
-    return (low + high) / 2
+    """The share with which a point is as it was measured: more of it takes less time."""
+    return halved(
+        _LOWEST, _HIGHEST, lambda share: one.ms({**shares, name: share}) <= one.point.value
+    )
 
 
 def _residual(one: _Known, shares: Shares, fitted: bool) -> Residual:

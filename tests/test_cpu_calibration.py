@@ -9,12 +9,12 @@ import pytest
 from sitsc.actual_pipeline import residuals
 from sitsc.core import calibration, plan_file
 from sitsc.core.actual import (
-    SCHEMA,
     START,
     TPOT,
     TTFT,
     Actual,
     Measured,
+    actual_of,
     actual_place,
     write_actual,
 )
@@ -56,20 +56,9 @@ def measured(plan: Plan, shares: dict[str, float], name: str = "some") -> Actual
         for n in PROMPTS
     ]
     points.append(Measured("start_s", START, 9.0, weights_bytes=plan.memory.weights_bytes))
-    return Actual(
-        schema=SCHEMA,
-        plan=plan.sha256(),
-        runs=plan.runs(),
-        model=name,
-        target="cpu",
-        hardware="a CPU",
-        versions={},
-        commit="",
-        date="2031-01-01",
-        points=tuple(points),
-        memory=None,
-        kernels=(),
-    )
+    facts = {"hardware": "a CPU", "versions": {}, "commit": "", "date": "2031-01-01"}
+    digests = plan.sha256(), plan.runs()
+    return actual_of(facts, digests=digests, model=name, target="cpu", points=points, memory=None)
 
 
 @pytest.fixture(scope="module")

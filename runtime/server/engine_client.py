@@ -12,6 +12,7 @@ from typing import Any
 
 from sitsc.core.errors import RequestError, SitscError
 from sitsc.core.sampling import SamplingOptions
+from sitsc.runtime.server.line_pipe import line_of
 
 _LONGEST_LINE = 1 << 26  # bytes
 
@@ -159,7 +160,7 @@ class EngineClient:
             await self._writer.drain()
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._writer.write(line_of(message))
 
     def _deliver(
         self, key: int, text: str, num_tokens: int, reason: str | None, wrong: list[Any] | None

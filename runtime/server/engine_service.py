@@ -85,8 +85,8 @@ class EngineService:
     def _ask(self, key: int, ids: list[int], options: dict[str, Any]) -> None:
         now = time.perf_counter()
         try:
-            stop = tuple(options.pop("stop", ()))
-            request_id = self._engine.add_request(ids, SamplingOptions(**options, stop=stop))
+            chosen = SamplingOptions(**{**options, "stop": tuple(options["stop"])})
+            request_id = self._engine.add_request(ids, chosen)
         except SitscError as error:
             self._send([[key, "", 0, "error", [str(error), True]]])
             return

@@ -76,12 +76,17 @@ def make_app(served: Served, max_body_bytes: int) -> FastAPI:
 
 def _check(served: Served, request: CompletionRequest | ChatRequest, answers: int) -> None:
     """What can be known before ids are made. Raises SitscError."""
-    if request.model is not None and request.model != served.model:
-        raise UnknownModelError(
-            f"there is no model {request.model!r} here", hint=f"this server has {served.model!r}"
-        )
+    if request.model is not None:
+        _check_model(served, request.model)
     request.check()
     served.client.check(answers)
+
+
+def _check_model(served: Served, name: str) -> None:
+    if name != served.model:
+        raise UnknownModelError(
+            f"there is no model {name!r} here", hint=f"this server has {served.model!r}"
+        )
 
 
 async def _made(served: Served, make: Callable[[], list[list[int]]]) -> list[list[int]]:
@@ -211,10 +216,7 @@ def _add_facts(app: FastAPI, served: Served) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        if name != served.model:
-            raise UnknownModelError(
-                f"there is no model {name!r} here", hint=f"this server has {served.model!r}"
-            )
+        _check_model(served, name)
         return _model(served)
 
     @app.get("/version")

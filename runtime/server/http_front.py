@@ -38,7 +38,7 @@ async def serve(pipe: socket.socket, listening: socket.socket) -> None:
     hello = _hello(pipe)
     client = EngineClient(hello["most_open"])
     texts = PromptTexts.open(hello)
-    metrics = ServeMetrics(hello["model"], lambda: client.load, lambda: hello["kv_pages"])
+    metrics = ServeMetrics(hello["model"], lambda: client.load, hello["kv_pages"])
     served = Served(client, texts, metrics, hello["model"], hello["facts"])
     limit = _HEADROOM_BYTES + _BYTES_A_TOKEN * texts.context_tokens
     config = uvicorn.Config(

@@ -13,6 +13,11 @@ from sitsc.core.errors import ExecutionError
 _PIECE_BYTES = 1 << 18
 
 
+def line_of(value: Any) -> bytes:
+    """A JSON value as it is sent."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
 class LinePipe:
     """One end of a stream socket. `receive` raises ExecutionError when the other end is gone."""
 
@@ -24,7 +29,7 @@ class LinePipe:
 
     def send(self, value: Any) -> None:
         """Send a JSON value as soon as the other side takes it."""
-        self._unsent += json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        self._unsent += line_of(value)
         self.flush()
 
     def flush(self) -> None:

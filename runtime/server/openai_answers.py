@@ -48,8 +48,8 @@ class Body:
         choices = []
         for index, (texts, reason) in enumerate(zip(self.texts, self.reasons, strict=True)):
             text = "".join(texts)
-            said = {"message": {"role": "assistant", "content": text}} if self.chat else {}
-            said = said or {"text": text}
+            message = {"role": "assistant", "content": text}
+            said = {"message": message} if self.chat else {"text": text}
             choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
         return self._head(self.kind) | {"choices": choices, "usage": self.usage()}
 

@@ -16,9 +16,9 @@ _WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class ServeMetrics:
-    """What was served so far. `load` and `num_pages` are asked when metrics are read."""
+    """What was served so far. `load` is asked when metrics are read."""
 
-    def __init__(self, model: str, load: Callable[[], Load], num_pages: Callable[[], int]) -> None:
+    def __init__(self, model: str, load: Callable[[], Load], num_pages: int) -> None:
         self._registry = CollectorRegistry()
         self._model = model
         self._requests = self._counter("requests", "HTTP requests for answers", "status")
@@ -32,7 +32,7 @@ class ServeMetrics:
         self._whole = self._histogram("request_seconds", "Request to its end", _WHOLE)
         self._gauge("running", "Sequences in the batch", lambda: load().running)
         self._gauge("waiting", "Sequences that wait for room", lambda: load().waiting)
-        self._gauge("kv_pages", "KV pages of the plan", num_pages)
+        self._gauge("kv_pages", "KV pages of the plan", lambda: num_pages)
         self._gauge("kv_pages_free", "KV pages that nobody holds", lambda: load().free_pages)
 
     def text(self) -> bytes:

@@ -1,9 +1,6 @@
 """`sitsc bench`: decode, TTFT, start-up and memory of artifacts, written as evidence."""
 
-import importlib.metadata
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -18,6 +15,7 @@ from sitsc.commands import bench_cuda
 from sitsc.commands.bench_cpu import cpu_actual
 from sitsc.commands.bench_cuda import GpuOptions
 from sitsc.commands.generation import load_session
+from sitsc.commands.machine import environment
 from sitsc.commands.output import MemoryLimit, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
 from sitsc.core.actual import Actual, actual_of_report, actual_place, keep_actual
@@ -28,56 +26,6 @@ if TYPE_CHECKING:
     from sitsc.core.artifact import Artifact
 
 _FEWEST_STEPS = 8
-_PACKAGES = ("torch", "numpy", "tokenizers")
-
-
-def hardware_name() -> str:
-    """The machine as a user would name it: "2-core AMD EPYC"."""
-    cores, model = 0, platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text().splitlines()
-        cores = sum(line.startswith("processor") for line in lines)
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        model = names[0] if names else model
-    return f"{cores}-core {model}" if cores else model
-
-
-def commit() -> str:
-    """The commit of the source tree, with "+" when it was changed.
-
-    On a machine that got a copy the variable SITSC_COMMIT says it; "" where nothing does.
-    """
-    if told := os.environ.get("SITSC_COMMIT", ""):
-        return told
-    place = Path(__file__).resolve().parents[2]
-    try:
-        head = subprocess.run(
-            ["git", "-C", str(place), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", str(place), "status", "--porcelain", "-uno"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head + ("+" if changed else "")
-
-
-def environment() -> dict[str, Any]:
-    """Hardware, versions, commit and date of a measurement."""
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {
-        "hardware": hardware_name(),
-        "versions": {"python": platform.python_version(), **versions},
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def bench(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sitsc.commands.bench_report import decode_key, ttft_key
-from sitsc.core.actual import SCHEMA, START, TPOT, TTFT, Actual, Measured, MeasuredMemory
+from sitsc.core.actual import START, TPOT, TTFT, Actual, Measured, MeasuredMemory, actual_of
 
 
 def cpu_actual(result: dict[str, Any], model: str, steps: int, facts: dict[str, Any]) -> Actual:
@@ -27,17 +27,11 @@ def cpu_actual(result: dict[str, Any], model: str, steps: int, facts: dict[str, 
         seconds, read = start["first_token_s"], start["weights_bytes"]
         points.append(Measured("start_s", START, seconds, weights_bytes=read))
         memory = MeasuredMemory(start["peak_bytes_above_torch"], result["planned_bytes"])
-    return Actual(
-        schema=SCHEMA,
-        plan=result["plan"],
-        runs=result["runs"],
+    return actual_of(
+        facts,
+        digests=(result["plan"], result["runs"]),
         model=model.removesuffix(".sitsc"),
         target=result["target"],
-        hardware=facts["hardware"],
-        versions=facts["versions"],
-        commit=facts["commit"],
-        date=facts["date"],
-        points=tuple(points),
+        points=points,
         memory=memory,
-        kernels=(),
     )

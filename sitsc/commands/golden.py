@@ -151,7 +151,7 @@ def _make(
     model: str, wish: "Wish", days: int, reason: str, random: bool, candidates: Path | None
 ) -> Golden:
     """Choose; compile and measure in a folder of its own, unless `reason` says why not."""
-    from sitsc.commands.bench import commit  # noqa: PLC0415
+    from sitsc.commands.machine import commit  # noqa: PLC0415
     from sitsc.golden_pipeline import Day, make  # noqa: PLC0415  (imports torch: a second)
     from sitsc.models.presets import PRESETS  # noqa: PLC0415
 

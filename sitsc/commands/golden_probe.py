@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sitsc.commands.bench import environment
 from sitsc.commands.generation import settle_memory
+from sitsc.commands.machine import environment
 from sitsc.core.errors import ExecutionError, OptionError, SitscError
 from sitsc.core.records import from_value, to_value
 
@@ -101,22 +101,15 @@ def _measured(ask: Ask, session: "Session") -> Answer:
     tpot = measure_tpot(session, batch, context, STEPS)
     ttft = measure_ttft(session, ask.prompt_tokens, REPEATS)
     session.close()
-    facts = environment()
-    versions, hardware = facts["versions"], facts["hardware"]
-    if ask.on_gpu:
-        from sitsc.runtime.cuda_measure import device_facts  # noqa: PLC0415  (where a GPU is)
-
-        device = device_facts()
-        hardware = device.pop("hardware")
-        versions = versions | device
+    facts = environment(ask.on_gpu)
     return Answer(
         error="",
         ttft_ms=ttft.median_ms,
         tpot_ms=tpot.tpot_ms,
         sequences=batch,
         context=tpot.mean_context,
-        hardware=hardware,
-        versions=versions,
+        hardware=facts["hardware"],
+        versions=facts["versions"],
         commit=facts["commit"],
         date=facts["date"],
     )

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sitsc.commands.bench import environment
 from sitsc.commands.generation import load_session, process_age_s
 from sitsc.commands.output import Json, MemoryLimit, print_json, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
-from sitsc.commands.serve_actual import make_actual, start_point
+from sitsc.commands.serve_actual import serve_actual, start_point, torch_bytes
 from sitsc.core.actual import actual_place, keep_actual
 from sitsc.core.errors import ExecutionError, OptionError
 from sitsc.core.plan import PLAIN
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from sitsc.runtime.server.serve_times import ServeTimes
 
 _RANK_OPTIONS = ("--nproc", "--rank-port")
-_GPU = "sm_"
 
 
 def serve(
@@ -73,17 +71,36 @@ def serve(
         raise OptionError("--rank-port without --nproc", hint="say how many ranks to start")
     if nproc:
         raise typer.Exit(start_ranks(artifact, nproc, rank_port, _RANK_OPTIONS, drain))
-    more: dict[str, Any] = {"random_weights": random_weights}
-    more["memory_limit"] = size_bytes(memory_limit)
+    limit = size_bytes(memory_limit)
+    loading = _Loading(artifact, weights, random_weights, limit, verify)
     if follows():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # rank 0 says when to end
-        load_session(artifact, weights, verify, **more).session.serve()
+        loading.session().serve()
         return
-    asked = _Asked(
-        host, port, model, max_waiting, drain, weights, random_weights, verify, actual, as_json
-    )
-    _serve(artifact, asked, more["memory_limit"])
+    _serve(loading, _Asked(host, port, model, max_waiting, drain, actual, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What is served, and how it is loaded."""
+
+    root: Path
+    weights: Path | None
+    random_weights: bool
+    memory_limit: int | None
+    verify: bool
+
+    def session(self) -> "Session":
+        """The session. Raises SitscError."""
+        loaded = load_session(
+            self.root,
+            self.weights,
+            self.verify,
+            random_weights=self.random_weights,
+            memory_limit=self.memory_limit,
+        )
+        return loaded.session
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +112,16 @@ class _Asked:
     model: str
     max_waiting: int
     drain_s: float
-    weights: Path | None
-    random_weights: bool
-    verify: bool
     actual: Path | None
     as_json: bool
 
 
-def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
+def _serve(loading: _Loading, asked: _Asked) -> None:
     from sitsc.core.artifact import open_artifact  # noqa: PLC0415
     from sitsc.runtime.server.front_process import FrontProcess, listen  # noqa: PLC0415
 
     listening = listen(asked.host, asked.port)
-    opened = open_artifact(root)
+    opened = open_artifact(loading.root)
     if opened.plan.kind == PLAIN:
         from sitsc.runtime.loader import check_decoder  # noqa: PLC0415  (torch: seconds)
 
@@ -115,14 +129,8 @@ def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
     name = asked.model or opened.root.name.removesuffix(".sitsc")
     url = _url(asked.host, listening.getsockname()[1])
     with FrontProcess(listening, _hello(opened, name, asked.max_waiting)) as front:
-        torch_only = _torch_bytes(opened)
-        session = load_session(
-            root,
-            asked.weights,
-            asked.verify,
-            random_weights=asked.random_weights,
-            memory_limit=memory_limit,
-        ).session
+        torch_only = torch_bytes(opened.plan)
+        session = loading.session()
         try:
             front.check()
             _first_token(session)
@@ -132,10 +140,9 @@ def _serve(root: Path, asked: _Asked, memory_limit: int | None) -> None:
         finally:
             session.close()
     if points:
-        points += (start_point(opened.plan, started, not asked.random_weights),)
-        peak = _peak_bytes(opened, torch_only)
-        actual = make_actual(opened.plan, name, points, peak, _facts(opened))
-        kept = keep_actual(actual, asked.actual or actual_place(root))
+        points += (start_point(opened.plan, started, not loading.random_weights),)
+        actual = serve_actual(opened.plan, name, points, torch_only)
+        kept = keep_actual(actual, asked.actual or actual_place(loading.root))
         if not asked.as_json:
             print(f"measured {len(points)} figures: {kept}")
 
@@ -201,39 +208,3 @@ def _first_token(session: "Session") -> None:
 
 def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _facts(opened: "Artifact") -> dict[str, Any]:
-    """Machine, versions, commit and date, as a bench of the same target tells them."""
-    facts = environment()
-    if opened.plan.target.isa.startswith(_GPU):
-        from sitsc.runtime.cuda_measure import device_facts  # noqa: PLC0415  (only where a GPU is)
-
-        device = device_facts()
-        facts["versions"] |= {name: device[name] for name in ("driver", "cuda") if device[name]}
-        facts["hardware"] = device["hardware"]
-    return facts
-
-
-def _torch_bytes(opened: "Artifact") -> int:
-    """Memory of a process that only has torch, from which that of a CPU's artifact counts."""
-    if opened.plan.target.isa.startswith(_GPU):
-        return 0
-    import torch  # noqa: F401, PLC0415  (what is measured)
-
-    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
-
-    return status_bytes("VmRSS")
-
-
-def _peak_bytes(opened: "Artifact", torch_only: int) -> int:
-    """The most memory in use, as a bench counts it; 0 for ranks, of which this is one."""
-    from sitsc.runtime.probe import status_bytes  # noqa: PLC0415
-
-    if opened.plan.stages:
-        return 0
-    if opened.plan.target.isa.startswith(_GPU):
-        import torch  # noqa: PLC0415
-
-        return torch.cuda.max_memory_allocated()
-    return status_bytes("VmHWM") - torch_only

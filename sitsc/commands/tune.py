@@ -133,7 +133,7 @@ def links(
 def _hardware(backend: str) -> str:
     import torch  # noqa: PLC0415
 
-    from sitsc.commands.bench import hardware_name  # noqa: PLC0415
+    from sitsc.commands.machine import hardware_name  # noqa: PLC0415
 
     return torch.cuda.get_device_name() if backend == "nccl" else hardware_name()
 

@@ -8,6 +8,7 @@ format.
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,32 @@ class Actual:
     def text(self) -> str:
         """The canonical text."""
         return canonical_json(to_value(self))
+
+
+def actual_of(
+    facts: dict[str, Any],
+    *,
+    digests: tuple[str, str],
+    model: str,
+    target: str,
+    points: Iterable[Measured],
+    memory: MeasuredMemory | None,
+) -> Actual:
+    """Measurements on the machine and the day of `facts`; `digests` are `plan` and `runs`."""
+    return Actual(
+        schema=SCHEMA,
+        plan=digests[0],
+        runs=digests[1],
+        model=model,
+        target=target,
+        hardware=facts["hardware"],
+        versions=facts["versions"],
+        commit=facts["commit"],
+        date=facts["date"],
+        points=tuple(points),
+        memory=memory,
+        kernels=(),
+    )
 
 
 def actual_place(artifact: Path) -> Path:
