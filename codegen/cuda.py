@@ -13,7 +13,7 @@ from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda_attention import MERGES, Heads
 from sitsc.codegen.cuda_candidates import prefill_candidates
 from sitsc.codegen.cuda_experts import tile as experts_tile
-from sitsc.codegen.cuda_linear import Linear, workspace
+from sitsc.codegen.cuda_linear import Linear, wide_supported, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
@@ -49,7 +49,9 @@ class CudaProvider:
             op = replace(op, norm=False, x_dtype="bf16", squares=blocks if blocks > 1 else 0)
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
-        if choice.kernel.startswith("gemv"):
+        if choice.kernel == "wide" and not self._wide(op, tile):
+            return None
+        if choice.kernel.startswith(("gemv", "wide")):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
         programs = tile.pop("programs", 0)
@@ -57,6 +59,11 @@ class CudaProvider:
         partials, counters = workspace(op, source, tokens)
         blocks = grid(source, Sizes(tokens=tokens, programs=programs))
         return self._info(source, blocks, choice.tile, partials, counters)
+
+    def _wide(self, op: Linear, tile: dict[str, Any]) -> bool:
+        """Whether a layer can have the wide kernel that a table has for its sizes."""
+        whole = op.epilogue == "parts" or tile.get("split", 1) == 1
+        return whole and not op.norm and wide_supported(op.columns, self.limits.sm)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Decode: one token a sequence, split over keys; prefill: pages, then attention."""

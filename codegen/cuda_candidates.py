@@ -14,7 +14,7 @@ from typing import Any
 from sitsc.codegen import cuda_attention_hopper as hopper
 from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_instance import power_of_two
-from sitsc.codegen.cuda_linear import Linear
+from sitsc.codegen.cuda_linear import WIDE_TOKENS, Linear, wide_supported
 from sitsc.core.hardware import CudaLimits
 
 _GEMV_TOKENS = 4  # at most that many on CUDA cores
@@ -41,15 +41,15 @@ class Candidate:
 def candidates(op: Linear | Heads, tokens: int, gpu: CudaLimits) -> tuple[Candidate, ...]:
     """Tiles for a linear op of `tokens` tokens, or for decode attention of `tokens` sequences.
 
-    More than 128 tokens of a linear op have none: that is a library's product. Decode attention
-    has tiles with one split and with several; `split_counts` says how many.
+    More than 128 tokens of a linear op have none, on sm_90 more than 256: that is a library's
+    product. Decode attention has tiles with one split and with several; `split_counts` says how
+    many.
     """
     if isinstance(op, Heads):
         return tuple(_decode(op, tokens, gpu))
-    if tokens > _SKINNY_TOKENS:
-        return ()
-    found = list(_skinny(op, tokens, gpu)) if tokens > 2 else []
-    return tuple([*_gemv(op, tokens, gpu), *found] if tokens <= _GEMV_TOKENS else found)
+    found = list(_gemv(op, tokens, gpu)) if tokens <= _GEMV_TOKENS else []
+    found += _skinny(op, tokens, gpu) if 2 < tokens <= _SKINNY_TOKENS else []
+    return tuple([*found, *_wide(op, tokens, gpu)])
 
 
 def split_counts(op: Heads, sequences: int, gpu: CudaLimits) -> tuple[int, ...]:
@@ -135,6 +135,35 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
             yield Candidate("skinny", tile)
             if not ahead:
                 yield Candidate("skinny", tile | {"prefetch_bytes": 1024})
+
+
+def _wide(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
+    """Blocks of the copy engine; those that give each multiprocessor one or two programs first."""
+    low, high = WIDE_TOKENS
+    if op.norm or not low <= tokens <= high or not wide_supported(op.columns, gpu.sm):
+        return
+    shapes = [(t, n) for t in _wide_tokens(tokens) for n in (64, 128, 32, 256)]
+    splits = (1, 2, 4, 8) if op.epilogue in ("residual", "parts") else (1,)
+    blocks = [(t, n, split) for t, n in shapes for split in splits]
+
+    def programs(block: tuple[int, int, int]) -> float:
+        tiles = -(-tokens // block[0])
+        return _filled(op, (block[1], 0, 0, block[2]), gpu) * tiles
+
+    blocks.sort(key=lambda block: round(2 * abs(math.log2(programs(block) / 1.5))))
+    for t, n, split in blocks:
+        rows = n * op.sides
+        if rows > (256 if t < 256 else 128) or op.columns < 64 * split:
+            continue
+        for stages in (4, 3, 6, 8):
+            if (rows + t) * 128 * stages + 1024 <= gpu.shared_bytes:
+                tile = {"block_t": t, "block_n": n, "split": split, "stages": stages}
+                yield Candidate("wide", tile)
+
+
+def _wide_tokens(tokens: int) -> tuple[int, ...]:
+    """Tokens a program, the likeliest first."""
+    return (64,) if tokens <= 64 else (128,) if tokens <= 128 else (128, 256)
 
 
 def _filled(op: Linear, block: tuple[int, int, int, int], gpu: CudaLimits) -> float:

@@ -17,6 +17,8 @@ from sitsc.core.errors import CompileError
 EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
+WIDE_TOKENS = (33, 256)
+_COPIED = 8  # columns that the copy engine takes at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,47 @@ def skinny(
     names = (*arguments(op, split), ("num_tokens", "i32"))
     name = "skinny_ahead" if ahead else "skinny"
     return make(name, names, constants, num_warps, pdl, early, stages, **more)
+
+
+def wide_supported(columns: int, sm: int) -> bool:
+    """Whether `wide` computes layers of so many columns on this architecture."""
+    return sm == 90 and columns % _COPIED == 0
+
+
+def wide(
+    op: Linear,
+    *,
+    tokens: int,
+    block_t: int = 128,
+    block_n: int,
+    stages: int,
+    split: int = 1,
+    pdl: bool = True,
+    early: bool = True,
+) -> KernelSource:
+    """33-256 tokens on sm_90: `block_t` (64, 128 or 256) of them, `block_n` rows a program.
+
+    W comes through the copy engine, 64 columns at a time; a glu has `block_n` rows of each half.
+    Raises CompileError for a norm, for columns that are no whole 16 bytes, and for split columns
+    whose sums do not stay in parts.
+    """
+    if op.norm or not wide_supported(op.columns, 90):
+        raise CompileError(
+            "no wide kernel of this layer", hint="a norm apart, whole 16 bytes a row"
+        )
+    if split > 1 and op.epilogue != "parts":
+        raise CompileError("a wide kernel leaves split columns in parts", hint="split 1, or skinny")
+    span = -(-op.columns // (split * 64)) * 64
+    constants = _shape(op) | {"SPAN": span, "SPLIT": split, "BLOCK_N": block_n}
+    constants |= {"BLOCK_T": block_t, "TILES": -(-tokens // block_t)}
+    constants |= {"STAGES": min(stages, span // 64 + 1)}
+    maps = {"x_ptr": ("x_map", block_t), "w_ptr": ("w_map", block_n)}
+    kinds = [
+        (maps[name][0], f"tensordesc<bf16[{maps[name][1]},64]>") if name in maps else (name, kind)
+        for name, kind in arguments(op, split)
+    ]
+    names = (*kinds, ("num_tokens", "i32"))
+    return make("wide", names, constants, block_t // 16, pdl, early, 1, **_parameters(op))
 
 
 def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:

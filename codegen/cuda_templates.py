@@ -88,6 +88,7 @@ _ALL = (
     Template("gemv", cuda_linear.gemv, _walked),
     Template("gemv_walk", cuda_linear.gemv_walk, _tiled),
     Template("skinny", cuda_linear.skinny, _tiled),
+    Template("wide", cuda_linear.wide, lambda c, s: (_tiled(c, s)[0] * c["TILES"],)),
     Template("rms_norm", cuda_rows.rms_norm, lambda c, s: (s.tokens, c["BLOCKS"])),
     Template("gather", cuda_rows.gather, _row_blocks),
     Template("rope_table", cuda_rows.rope_table, lambda c, s: (-(-s.tokens // c["BLOCK_T"]),)),

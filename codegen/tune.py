@@ -35,6 +35,7 @@ from sitsc.core.tuning import TuneCase, TuneChain, TuneGroup, TuneSet, TuneSubje
 
 _RANK_WEIGHT = 1.5  # how much being likely counts against being different from those chosen
 _GEMV_TOKENS = 2  # up to that many the norm stays in the kernel
+_WIDE_NORM = 4  # programs a row of a norm before a wide kernel
 _LIBRARY_TOKENS = 3  # from that many on the library is worth a try
 
 
@@ -221,6 +222,9 @@ def _linear_choices(
     if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
         yield Choice("library", {}, 3)
     op = Linear(**shape)
+    if now.kernel in ("library", "wide"):
+        yield from _wide_choices(op, tokens, gpu, most)
+        return
     apart_only = parts and programs
     inside = () if apart_only else candidates(op, tokens, gpu)
     apart: tuple[Candidate, ...] = ()
@@ -236,6 +240,17 @@ def _linear_choices(
             yield Choice(one.template, tile, family)
 
 
+def _wide_choices(op: Linear, tokens: int, gpu: CudaLimits, most: int) -> Iterator[Choice]:
+    """Where a library's product is what to beat: norms apart, residual sums in parts."""
+    plain = replace(op, norm=False, x_dtype="bf16")
+    more = {"parts": 1} if op.epilogue == "residual" else {}
+    wide = [one for one in candidates(plain, tokens, gpu) if one.template == "wide"]
+    for family, one in enumerate(spread(wide, most), 4):
+        for programs in (1, _WIDE_NORM) if op.norm else (0,):
+            norm = {"separate_norm": programs} if programs else {}
+            yield Choice(one.template, {**one.tile, **more, **norm}, family)
+
+
 def _in_parts(
     op: Linear, now: dict[str, int], tokens: int, gpu: CudaLimits, most: int
 ) -> Iterator[Choice]:
@@ -245,7 +260,8 @@ def _in_parts(
     found = [
         replace(one, tile=one.tile | more)
         for one in candidates(plain, tokens, gpu)
-        if one.template == "skinny" and (one.tile["split"] == split or op.epilogue == "residual")
+        if one.template in ("skinny", "wide")
+        and (one.tile["split"] == split or op.epilogue == "residual")
     ]
     for family, one in enumerate(spread(found, most), 4):
         for tile in _tiles(one):

@@ -62,9 +62,18 @@ class _ChainScheduler(CudaScheduler):
 
     def __init__(self, chain: Chain, listener: _Listener, *given: Any) -> None:
         self.chain, self.listener = chain, listener
-        self.now = ""
+        self.now, self.wanted = "", None
         self.pending: list[str] = []
         super().__init__(*given)
+
+    wanted: Asked | None
+
+    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
+        """Like the scheduler's; what was asked for the node that is being scheduled is kept."""
+        found = super().asked_for(node, parts=parts)
+        if node.name == self.now:
+            self.wanted = self.listener.asked
+        return found
 
     def reset(self) -> None:
         """Forget everything that was scheduled, of the chain too."""
@@ -73,7 +82,8 @@ class _ChainScheduler(CudaScheduler):
             part.clear()
 
     def _node(self, node: Node) -> None:
-        self.now, self.listener.asked, before = node.name, None, len(self.launches)
+        self.now, self.wanted, self.listener.asked = node.name, None, None
+        before = len(self.launches)
         super()._node(node)
         launches = self.launches[before:]
         if len(launches) > 1 and _adds_parts(launches[0]):
@@ -81,8 +91,9 @@ class _ChainScheduler(CudaScheduler):
             launches = launches[1:]
         if launches:
             place = self._place(launches)
-            if self.listener.asked is not None and is_op(node, "fused_linear", "paged_attention"):
-                self.chain.asked[place] = self.listener.asked
+            asked = self.wanted if is_op(node, "fused_linear") else self.listener.asked
+            if asked is not None and is_op(node, "fused_linear", "paged_attention"):
+                self.chain.asked[place] = asked
 
     def _place(self, launches: list[Launch]) -> str:
         place = f"{len(self.out.groups)}.{len(self.pending)}"

@@ -188,10 +188,8 @@ class RankOps(PartOps):
         """A linear layer that leaves its only sum, in fp32, to the sum over ranks."""
         parts, a = self._to_sum(node, "float32"), arguments(node)
         norm = None if a["norm_weight"] is None else self.place(a["norm_weight"])
-        bound = {"x_ptr": x, "norm_ptr": norm, "squares_ptr": scale, "y_ptr": parts}
-        self.kernel(
-            info, bound | {"w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}, node
-        )
+        bound = {"norm_ptr": norm, "squares_ptr": scale, "y_ptr": parts}
+        self.kernel(info, bound | self.operands(node, x), node)
 
     def product_of_library(self, node: Node, x: Ref, w: Ref, rows: int) -> None:
         """A product by the library that the sum over ranks reads."""

@@ -33,20 +33,17 @@ class LinearOps(RankOps):
             self.product_of_ours(node, info, x, scale)
             return
         if in_parts(info):
-            bound = {"x_ptr": x, "w_ptr": self.place(a["weight"]), "num_tokens": self.count(node)}
-            self.leave_parts(node, info, bound | {"squares_ptr": scale})
+            bound = self.operands(node, x) | {"squares_ptr": scale}
+            self.leave_parts(node, info, bound)
             return
         residual = None if a["residual"] is None else self.rows(a["residual"])
         out = self._output(node, a, [x])
-        bound = {
-            "x_ptr": x,
+        bound = self.operands(node, x) | {
             "norm_ptr": self._maybe(a["norm_weight"]),
             "squares_ptr": scale,
-            "w_ptr": self.place(a["weight"]),
             "bias_ptr": self._maybe(a["bias"]),
             "residual_ptr": residual,
             "y_ptr": out,
-            "num_tokens": self.count(node),
         }
         self.kernel(info, bound, node)
 
@@ -128,7 +125,7 @@ class LinearOps(RankOps):
         if a["bias"] is not None:
             wide = self.temporary("wide", (*x.shape[:-1], rows), "float32")
             self.product(node, x, weight, wide, rows, kernel="mm")
-            self.epilogue(node, a, _flat(wide), self._output(node, a, []))
+            self.epilogue(node, a, wide.rows(), self._output(node, a, []))
             return
         if not glu:
             self._product_over(node, a, x, weight, rows)
@@ -163,15 +160,7 @@ class LinearOps(RankOps):
         wide = self.temporary("wide", (*place.shape[:-1], rows), "float32")
         self.product(node, place, self.place(weight), wide, rows, kernel="mm_kn")
         a = {"bias": bias, "epilogue": "none", "residual": None}
-        self.epilogue(node, a, _flat(wide), self.destination(node, [], []))
+        self.epilogue(node, a, wide.rows(), self.destination(node, [], []))
 
     def _maybe(self, node: Node | None) -> Ref | None:
         return None if node is None else self.place(node)
-
-
-def _flat(ref: Ref) -> Ref:
-    rows = 1
-    for size in ref.shape[:-1]:
-        rows *= size
-    width = ref.shape[-1]
-    return Ref(ref.source, ref.buffer, ref.dtype, ref.offset, (rows, width), (width, 1))

@@ -69,6 +69,12 @@ class PartOps(Elementwise):
         """The shape of a linear layer and the kernel that the provider gives for it."""
         raise NotImplementedError
 
+    def operands(self, node: Node, x: Ref) -> dict[str, Any]:
+        """x and W of a linear layer, as pointers and as maps, and how many tokens there are."""
+        weight = self.place(arguments(node)["weight"])
+        found: dict[str, Any] = {"x_ptr": x, "w_ptr": weight, "num_tokens": self.count(node)}
+        return found | {"x_map": x.rows(), "w_map": weight}
+
     # --- who may ------------------------------------------------------------------------------
 
     def takes_parts(self, node: Node) -> bool:

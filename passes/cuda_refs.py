@@ -4,6 +4,7 @@ Views of a value are places in the same buffer: the view is taken of a tensor wi
 has the strides of the place. Nothing is copied for them.
 """
 
+import math
 import operator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +46,11 @@ class Ref:
                 return False
             step *= size
         return True
+
+    def rows(self) -> "Ref":
+        """A contiguous place as rows: all sizes but the last make one."""
+        count, width = math.prod(self.shape[:-1]), self.shape[-1]
+        return replace(self, shape=(count, width), strides=(width, 1))
 
     def same_elements(self, other: "Ref") -> bool:
         """Whether both are the same elements of one buffer."""

@@ -21,6 +21,7 @@ from sitsc.core.plan import Argument, Launch
 from sitsc.core.tuning import TuneCase, TuneChain, TuneSet, contexts
 from sitsc.core.weights import DTYPES, WeightSpec
 from sitsc.runtime.cuda_driver import Device
+from sitsc.runtime.kernel_parameters import TensorMap
 from sitsc.runtime.launcher import KernelImage
 
 Step = Callable[[int], None]
@@ -151,9 +152,13 @@ class StepChain:
     def _bound_launch(self, launch: Launch, layer: int | None) -> Step:
         if launch.kind == "library":
             return self._library(launch, layer)
-        values = {a.name: self._value(a, layer) for a in launch.arguments}
         grid = [self._size(g) for g in launch.grid]
         image = self.memory.image(launch.kernel, self.carveout)
+        maps = image.map_arguments
+        values = {
+            a.name: self._map(image, a, layer) if a.name in maps else self._value(a, layer)
+            for a in launch.arguments
+        }
         return image.bind(grid, values, dependent=launch.dependent).launch
 
     def _size(self, size: int | str) -> int:
@@ -168,6 +173,11 @@ class StepChain:
             assert argument.value is not None
             return int(argument.value) if argument.dtype.startswith("i") else argument.value
         return self._tensor(argument, layer).data_ptr() + self._moved(argument, layer)
+
+    def _map(self, image: KernelImage, argument: Argument, layer: int | None) -> TensorMap:
+        shape = [self._size(size) for size in argument.shape]
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return image.tensor_map(argument.name, int(self._value(argument, layer)), shape, strides)
 
     def _moved(self, argument: Argument, layer: int | None) -> int:
         if layer is None or not argument.layer_stride:

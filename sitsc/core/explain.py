@@ -20,7 +20,7 @@ _ALIASES = {"tp": "partition", "pp": "partition", "ep": "partition", "dp": "part
 _ALIASES |= {"chunk": "prefill", "cuts": "prefill", "kv": "memory", "dtype": "numerics"}
 _MOST = 3
 _LIBRARY = "library"
-_TUNED = ("gemv", "skinny", "attention_decode")  # templates that sitsc tune tries tiles of
+_TUNED = ("gemv", "skinny", "wide", "attention_decode")  # templates that sitsc tune tries tiles of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sitsc.codegen.triton_source import KernelSource
 from tests.attention_checks import DecodeCheck, RaggedCheck
 from tests.gpu.experts_cases import experts_checks
 from tests.gpu.hopper_cases import hopper_checks
+from tests.gpu.wide_cases import wide_checks
 from tests.kernel_checks import (
     AdvanceCheck,
     GatherCheck,
@@ -196,7 +197,7 @@ def all_checks() -> dict[str, KernelCheck]:
 
 def all_sources(sm: int) -> list[KernelSource]:
     """Every kernel that the checks launch on this architecture; dependent launch from sm_90 on."""
-    checks = all_checks() | (hopper_checks() if sm == 90 else {})
+    checks = all_checks() | (hopper_checks() | wide_checks() if sm == 90 else {})
     found = [source for check in checks.values() for source in check.sources(sm >= 90)]
     return list({source.key(): source for source in found}.values())
 

@@ -17,11 +17,12 @@ from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.launcher import BoundLaunch, KernelImage
 from tests.gpu.hopper_cases import hopper_checks
 from tests.gpu.kernel_cases import all_checks
+from tests.gpu.wide_cases import wide_checks
 from tests.kernel_checks import Prepared, Step
 
 pytestmark = pytest.mark.gpu
 FOLDER = os.environ.get("SITSC_GPU_KERNELS", "")
-HOPPER = hopper_checks()
+HOPPER = hopper_checks() | wide_checks()
 CHECKS = all_checks() | HOPPER
 
 
@@ -95,7 +96,9 @@ def test_kernel(device, name):
     assert same(first, results(again)), "other bits through a graph"
 
 
-@pytest.mark.parametrize("name", ["8b down, 1 token", "8b down, 7 tokens", "8b decode, long"])
+@pytest.mark.parametrize(
+    "name", ["8b down, 1 token", "8b down, 7 tokens", "8b decode, long", "wide 8b o, 97 tokens"]
+)
 def test_a_chain_overlaps_and_gives_the_same_bits_each_time(device, name):
     """Kernels that share counters, partial sums and outputs, each launched while another ends."""
     prepared = CHECKS[name].prepare("cuda", pdl=device.sm >= 90)

@@ -13,7 +13,7 @@ KINDS: tuple[str, ...] = (LINEAR, ATTENTION, EXPERTS, RANKS, NORM, GATHER, SAMPL
 
 # By how names begin, the first that fits; elementwise is what no other kind takes.
 _TEMPLATES = {
-    **{"gemv": LINEAR, "skinny": LINEAR},
+    **{"gemv": LINEAR, "skinny": LINEAR, "wide": LINEAR},
     **{"attention": ATTENTION, "kv_write": ATTENTION, "moe_": EXPERTS},
     **{"all_": RANKS, "send": RANKS, "receive": RANKS, "share_ids": RANKS},
     **{"gather": GATHER, "sample_": SAMPLE, "advance": SAMPLE, "place": SAMPLE},
