@@ -17,7 +17,7 @@ from sitsc.core.errors import CompileError
 EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
-WIDE_TOKENS = (33, 256)
+WIDE_TOKENS = (3, 256)
 _COPIED = 8  # columns that the copy engine takes at least
 
 

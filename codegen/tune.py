@@ -241,9 +241,10 @@ def _linear_choices(
 
 
 def _wide_choices(op: Linear, tokens: int, gpu: CudaLimits, most: int) -> Iterator[Choice]:
-    """Where a library's product is what to beat: norms apart, residual sums in parts."""
-    plain = replace(op, norm=False, x_dtype="bf16")
-    more = {"parts": 1} if op.epilogue == "residual" else {}
+    """Where a library's product is what to beat: norms apart, sums for a norm in parts."""
+    more = {} if op.norm or op.epilogue == "glu" else {"parts": 1}
+    epilogue = "parts" if more else op.epilogue
+    plain = replace(op, norm=False, x_dtype="bf16", epilogue=epilogue)
     wide = [one for one in candidates(plain, tokens, gpu) if one.template == "wide"]
     for family, one in enumerate(spread(wide, most), 4):
         for programs in (1, _WIDE_NORM) if op.norm else (0,):
@@ -255,7 +256,7 @@ def _in_parts(
     op: Linear, now: dict[str, int], tokens: int, gpu: CudaLimits, most: int
 ) -> Iterator[Choice]:
     """Kernels that leave sums in parts; attention adds as many to its row as it did."""
-    plain, split = replace(op, norm=False, x_dtype="bf16"), now["split"]
+    plain, split = replace(op, norm=False, x_dtype="bf16", epilogue="parts"), now["split"]
     more = {"parts": 1} | {k: v for k, v in now.items() if k == "separate_norm"}
     found = [
         replace(one, tile=one.tile | more)
