@@ -17,7 +17,7 @@ from sitsc.core.errors import CompileError
 EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
-WIDE_TOKENS = (3, 256)
+WIDE_TOKENS = (9, 256)
 _COPIED = 8  # columns that the copy engine takes at least
 
 
@@ -186,7 +186,7 @@ def wide(
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
-    """33-256 tokens on sm_90: `block_t` (64, 128 or 256) of them, `block_n` rows a program.
+    """9-256 tokens on sm_90: `block_t` (64, 128 or 256) of them, `block_n` rows a program.
 
     W comes through the copy engine, 64 columns at a time; a glu has `block_n` rows of each half.
     Raises CompileError for a norm, for columns that are no whole 16 bytes, and for split columns

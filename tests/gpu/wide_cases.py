@@ -1,4 +1,4 @@
-"""Cases of the linear kernels for 33-256 tokens on sm_90, which only a GPU can run.
+"""Cases of the linear kernels for 9-256 tokens on sm_90, which only a GPU can run.
 
 See kernel_cases.py. The bucket has more tokens than the step: rows of x past it hold NaN.
 """
