@@ -122,7 +122,7 @@ def merged(results: Sequence[SubjectResult], before: TileTable, gpu: str) -> Til
             tile["carveout"] = result.carveout
             attention.append(AttentionEntry(*heads_of(shape), low, result.tokens, tile, evidence))
         else:
-            high = min(high, tile["block_t"]) if kernel == "skinny" else high
+            high = min(high, tile.get("block_t", high)) if kernel == "skinny" else high
             linear.append(TileEntry(*shape_of(shape), low, high, kernel, tile, evidence))
     return TileTable(
         (*_kept(before.linear, linear), *linear), (*_kept(before.attention, attention), *attention)

@@ -154,7 +154,7 @@ def test_candidates_can_be_instantiated(model, tokens):
             for programs in candidate.programs or (0,):
                 assert grid(source, Sizes(programs=programs))[0] <= 132 * 1024
             assert bool(candidate.programs) == (candidate.template == "gemv")
-    assert not candidates(MODELS[model]["o"], 129, gpu())
+    assert not candidates(MODELS[model]["o"], 257, gpu())
 
 
 @pytest.mark.parametrize("model", HEADS)

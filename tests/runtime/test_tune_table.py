@@ -54,6 +54,15 @@ def test_entries_cover_the_counts_around_those_measured():
     assert (chosen.kernel, chosen.source) == ("skinny", "measured")
 
 
+def test_a_tile_of_tokens_bounds_a_skinny_kernel_alone():
+    """A wide kernel has as many tiles of tokens as it takes."""
+    narrow = replace(CASE, tile=TILE | {"block_t": 8})
+    wide = replace(CASE, kernel="wide", tile=TILE | {"block_t": 128})
+    results = [replace(RESULT, best=narrow), replace(RESULT, tokens=256, best=wide)]
+    made = merged(results, TileTable(), "a GPU").linear
+    assert [(e.low, e.high, e.kernel) for e in made] == [(3, 8, "skinny"), (129, 256, "wide")]
+
+
 def test_attention_covers_all_counts_up_to_the_measured_one():
     tile = {"block": 64, "splits": 16}
     case = replace(CASE, kernel="attention_decode", tile=tile)

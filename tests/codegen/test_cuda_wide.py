@@ -1,0 +1,189 @@
+"""The linear kernel for 9-256 tokens on sm_90: machine code without a GPU, who takes it, tiles.
+
+Gluon has no interpreter: that it computes what it should is checked on a GPU, tests/gpu/wide_cases.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sitsc.codegen import aot, aot_kernel
+from sitsc.codegen.cuda import CudaProvider
+from sitsc.codegen.cuda_candidates import candidates
+from sitsc.codegen.cuda_linear import Linear, wide_supported
+from sitsc.codegen.cuda_templates import Sizes, grid, instance
+from sitsc.core.errors import CompileError
+from sitsc.core.hardware import CudaLimits, load_target
+from sitsc.core.tiles import TileEntry, TileTable
+from sitsc.core.tuning import read_tune_set
+from tests.commands.command_line import call
+from tests.gpu.wide_cases import DOWN, GLU, O_PARTS, QKV, wide_checks
+
+TILE = {"block_n": 64, "split": 4, "stages": 4}
+SHAPE: dict[str, Any] = {
+    "rows": 4096,
+    "columns": 14336,
+    "norm": False,
+    "eps": 0.0,
+    "offset": 0.0,
+    "epilogue": "residual",
+    "activation": "silu",
+    "bias": False,
+    "out_dtype": "fp32",
+}
+
+
+def limits(target: str) -> CudaLimits:
+    found = load_target(target).cuda
+    assert found is not None
+    return found
+
+
+def provider(target: str, shape: dict[str, Any], **tile: int) -> CudaProvider:
+    """A provider whose table has the wide kernel for a shape."""
+    key = (shape["rows"], shape["columns"], shape["norm"], shape["epilogue"])
+    dtype = "bf16" if shape["epilogue"] == "residual" else shape["out_dtype"]
+    made = CudaProvider(target, limits(target))
+    made.table = TileTable((TileEntry(*key, dtype, 65, 256, "wide", tile, {}),))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITSC_CACHE", str(tmp_path / "cache"))
+
+
+def test_kernels_do_not_spill_fit_and_are_the_same_bytes(tmp_path, monkeypatch):
+    checks = wide_checks()
+    sources = {s.key(): (check, s) for check in checks.values() for s in check.sources(pdl=True)}
+    metas = aot.compile_kernels([source for _, source in sources.values()], 90, tmp_path / "a")
+    assert len(metas) == len(sources) >= 12
+    for meta in metas:
+        aot_kernel.check_limits(meta, limits("h200").shared_bytes)
+        check, source = sources[meta.key]
+        tokens = check.tile.get("block_t", 128)
+        boxes = [item["block_size"] for item in meta.tensor_maps]
+        assert boxes == [[tokens, 64], [check.tile["block_n"], 64]]
+        assert meta.num_warps == tokens // 16 and not meta.spill_bytes
+        assert len(source.text.splitlines()) < 140
+    monkeypatch.setenv("SITSC_CACHE", str(tmp_path / "another"))
+    first = sources[metas[0].key][1]
+    aot.compile_kernels([first], 90, tmp_path / "b")
+    name = f"kernels/sm_90/{first.key()}.cubin"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("op", [QKV, replace(QKV, epilogue="residual"), GLU, DOWN])
+def test_before_the_wait_only_weights_are_copied(op: Linear):
+    source = instance("wide", op, tokens=128, block_n=64, stages=4)
+    text = aot_kernel._compile(source, 90).asm["ptx"]
+    assert text.count("griddepcontrol.wait") == 1
+    before, after = text.split("griddepcontrol.wait")
+    assert not re.search(r"ld\.global|st\.global|cp\.async\.c|atom|red\.", before)
+    copies = re.findall(r"cp\.async\.bulk\.tensor\S* \[%r\d+\], \[(%rd\d+),", text)
+    ahead = re.findall(r"cp\.async\.bulk\.tensor\S* \[%r\d+\], \[(%rd\d+),", before)
+    assert len(ahead) == 3 * op.sides and len(set(ahead)) == 1, "W alone, as far as there is room"
+    assert len(set(copies)) == 2 and "wgmma.mma_async" in after and "mma.sync" not in text
+
+
+def test_grids_cover_rows_shares_and_tokens():
+    def programs(op: Linear, tokens: int, **tile: int) -> int:
+        source = instance("wide", op, tokens=tokens, **tile)
+        x, y, z = grid(source, Sizes())
+        assert (y, z) == (1, 1)
+        return x
+
+    assert programs(O_PARTS, 128, **TILE) == 64 * 4
+    assert programs(O_PARTS, 129, **TILE) == 64 * 4 * 2
+    assert programs(O_PARTS, 256, block_t=256, **TILE) == 64 * 4
+    assert programs(GLU, 64, block_n=64, stages=4, block_t=64) == 224
+    assert programs(Linear(1537, 1000), 70, block_n=128, stages=3) == 13
+    few = instance("wide", Linear(256, 40), tokens=9, block_n=32, stages=8)
+    assert few.constants["STAGES"] == 2, "no more than there are blocks, and the one behind them"
+
+
+@pytest.mark.parametrize(
+    ("op", "tile", "what"),
+    [
+        (Linear(64, 64, norm=True, eps=1e-5), {}, "no wide kernel"),
+        (Linear(64, 60), {}, "no wide kernel"),
+        (Linear(64, 512), {"split": 2}, "in parts"),
+        (Linear(64, 512, epilogue="residual"), {"split": 4}, "in parts"),
+    ],
+)
+def test_refused(op, tile, what):
+    with pytest.raises(CompileError, match=what):
+        instance("wide", op, tokens=128, block_n=64, stages=4, **tile)
+
+
+def test_a_table_gives_it_where_it_can_be_had_and_the_library_elsewhere():
+    tile = {"block_t": 128, "parts": 1} | TILE
+    info = provider("h200", SHAPE, **tile).linear(SHAPE, 200, parts=True)
+    assert info is not None and (info.template, info.tile) == ("wide", tile)
+    assert info.grid == (64 * 4 * 2,)
+    names = [name for name, _ in info.arguments]
+    assert names == ["x_map", "w_map", "parts_ptr", "num_tokens"]
+    # Where the reader cannot add the parts, where the norm is inside, where columns are odd.
+    assert provider("h200", SHAPE, **tile).linear(SHAPE, 200) is None
+    whole = provider("h200", SHAPE, **(tile | {"split": 1})).linear(SHAPE, 200)
+    assert whole is not None and "residual_ptr" in dict(whole.arguments)
+    norm = SHAPE | {"norm": True, "eps": 1e-5, "epilogue": "store", "out_dtype": "bf16"}
+    own = {"block_t": 128, "block_n": 64, "split": 1, "stages": 4}
+    assert provider("h200", norm, **own).linear(norm, 128) is None
+    apart = provider("h200", norm, **own, separate_norm=4).linear(norm, 128)
+    assert apart is not None and "squares_ptr" in dict(apart.arguments)
+    odd = norm | {"columns": 1001}
+    assert provider("h200", odd, **own, separate_norm=1).linear(odd, 128) is None
+    for target in ("a100", "l40s", "b200"):
+        assert provider(target, SHAPE, **tile).linear(SHAPE, 200, parts=True) is None
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 33, 64, 65, 128, 129, 256])
+@pytest.mark.parametrize("op", [QKV, O_PARTS, GLU, DOWN, Linear(2048, 2048)])
+def test_candidates_fit(tokens: int, op: Linear):
+    found = [c for c in candidates(op, tokens, limits("h200")) if c.template == "wide"]
+    assert 4 < len(found) < 80
+    for one in found:
+        source = instance("wide", op, tokens=tokens, **one.tile)
+        size = {name: int(value) for name, value in source.constants.items()}
+        rows = size["BLOCK_N"] * op.sides
+        assert size["BLOCK_T"] <= max(64, 2 * tokens)
+        assert (rows + size["BLOCK_T"]) * 128 * size["STAGES"] < limits("h200").shared_bytes
+        assert rows // 2 * 2 * size["BLOCK_T"] <= 65536 - 64 * size["BLOCK_T"], "registers"
+        assert size["SPLIT"] == 1 or op.epilogue == "parts"
+
+
+def test_candidates_end_where_it_does():
+    op = Linear(4096, 4096)
+    for count, target in ((8, "h200"), (257, "h200"), (128, "a100"), (128, "b200")):
+        found = candidates(op, count, limits(target))
+        assert not any(one.template == "wide" for one in found), (count, target)
+    assert not candidates(op, 257, limits("h200"))
+    assert not wide_supported(1001, 90) and not wide_supported(4096, 100)
+
+
+def test_the_tuner_tries_it_in_every_layer_of_the_library(tmp_path: Path, capfd):
+    """Also in residual layers, whose norm asks for other layers before it knows what to add."""
+    out = tmp_path / "made"
+    arguments = ("tune", "build", "h200", "--model", "tiny-llama", "--tokens", "128", "--most", 3)
+    assert call(capfd, *arguments, "-o", out, "--json").code == 0
+    found = read_tune_set(out)
+    (chain,) = found.chains
+    epilogues = [s.shape.get("epilogue", "attention") for s in found.subjects]
+    assert sorted(epilogues) == ["attention", "glu", "residual", "residual", "store", "store"]
+    for number, epilogue in enumerate(epilogues):
+        cases = [case for case in chain.cases if case.subject == number]
+        wide = [case for case in cases if case.kernel == "wide"]
+        if epilogue == "attention":
+            continue
+        assert cases[0].kernel == "library" and cases[0].current and len(wide) >= 2
+        for case in wide:
+            assert case.tile.get("parts", 0) == (epilogue == "residual")
+            made = [one for many in case.launches.values() for one in many]
+            ours = [one for one in made if one.template == "wide"]
+            assert ours and all({"x_map", "w_map"} <= {a.name for a in o.arguments} for o in ours)
+            shapes = {a.name: a.shape for a in ours[0].arguments}
+            assert shapes["x_map"] == (128, found.subjects[number].shape["columns"])
