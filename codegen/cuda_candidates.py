@@ -143,7 +143,7 @@ def _wide(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
     if op.norm or not low <= tokens <= high or not wide_supported(op.columns, gpu.sm):
         return
     shapes = [(t, n) for t in _wide_tokens(tokens) for n in (64, 128, 32, 256)]
-    splits = (1, 2, 4, 8) if op.epilogue in ("residual", "parts") else (1,)
+    splits = (1, 2, 4, 8) if op.epilogue == "parts" else (1,)
     blocks = [(t, n, split) for t, n in shapes for split in splits]
 
     def programs(block: tuple[int, int, int]) -> float:

@@ -150,7 +150,8 @@ def test_candidates_can_be_instantiated(model, tokens):
         found = candidates(op, tokens, gpu())
         assert 5 < len(found) < 400, f"{len(found)} tiles for {name}"
         for candidate in found:
-            source = instance(candidate.template, op, **candidate.tile)
+            more = {"tokens": tokens} if candidate.template == "wide" else {}
+            source = instance(candidate.template, op, **candidate.tile, **more)
             for programs in candidate.programs or (0,):
                 assert grid(source, Sizes(programs=programs))[0] <= 132 * 1024
             assert bool(candidate.programs) == (candidate.template == "gemv")

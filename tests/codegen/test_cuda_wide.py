@@ -145,7 +145,7 @@ def test_a_table_gives_it_where_it_can_be_had_and_the_library_elsewhere():
 @pytest.mark.parametrize("op", [QKV, O_PARTS, GLU, DOWN, Linear(2048, 2048)])
 def test_candidates_fit(tokens: int, op: Linear):
     found = [c for c in candidates(op, tokens, limits("h200")) if c.template == "wide"]
-    assert 4 < len(found) < 80
+    assert 4 < len(found) <= 80
     for one in found:
         source = instance("wide", op, tokens=tokens, **one.tile)
         size = {name: int(value) for name, value in source.constants.items()}
