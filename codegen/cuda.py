@@ -19,7 +19,7 @@ from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernels import MOST_PROGRAMS, KernelInfo
-from sitsc.core.tiles import NORM_PROGRAMS, choose_attention, choose_linear, load_table
+from sitsc.core.tiles import NORM_PROGRAMS, choose_attention, choose_linear, load_table, wide_bytes
 
 _DEPENDENT_FROM = 90
 _SEQUENCES = 256  # of a step, at least: one kernel for all buckets
@@ -39,18 +39,19 @@ class CudaProvider:
         self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
     ) -> KernelInfo | None:
         """The kernel of a linear layer; None: take the library."""
-        choice = choose_linear(self.table.linear, shape, tokens, self.limits.num_sms)
+        gpu, room = self.limits, wide_bytes(self.limits)
+        choice = choose_linear(self.table.linear, shape, tokens, gpu.num_sms, room)
+        if norm_apart and "separate_norm" not in choice.tile and choice.kernel != "library":
+            choice = replace(choice, tile=choice.tile | {"separate_norm": NORM_PROGRAMS})
+        if choice.kernel == "wide" and not self._has_wide(shape, choice.tile, parts):
+            choice = choose_linear((), shape, tokens, gpu.num_sms)
         if choice.kernel == "library":
             return None
-        if norm_apart and "separate_norm" not in choice.tile:
-            choice = replace(choice, tile=choice.tile | {"separate_norm": NORM_PROGRAMS})
         op, tile = Linear(**shape), dict(choice.tile)
         if blocks := tile.pop("separate_norm", 0):
             op = replace(op, norm=False, x_dtype="bf16", squares=blocks if blocks > 1 else 0)
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
-        if choice.kernel == "wide" and not self._wide(op, tile):
-            return None
         if choice.kernel.startswith(("gemv", "wide")):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
@@ -60,10 +61,11 @@ class CudaProvider:
         blocks = grid(source, Sizes(tokens=tokens, programs=programs))
         return self._info(source, blocks, choice.tile, partials, counters)
 
-    def _wide(self, op: Linear, tile: dict[str, Any]) -> bool:
-        """Whether a layer can have the wide kernel that a table has for its sizes."""
-        whole = op.epilogue == "parts" or tile.get("split", 1) == 1
-        return whole and not op.norm and wide_supported(op.columns, self.limits.sm)
+    def _has_wide(self, shape: dict[str, Any], tile: dict[str, int], parts: bool) -> bool:
+        """Whether a layer can have a wide kernel: norm apart, sums of split columns in parts."""
+        apart = not shape["norm"] or bool(tile.get("separate_norm"))
+        whole = tile.get("split", 1) == 1 or bool(parts and tile.get("parts"))
+        return apart and whole and wide_supported(shape["columns"], self.limits.sm)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Decode: one token a sequence, split over keys; prefill: pages, then attention."""

@@ -18,6 +18,7 @@ EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
 WIDE_TOKENS = (9, 256)
+_WIDE_SM, _WIDE_BLOCKS = 90, (64, 128, 256)
 _COPIED = 8  # columns that the copy engine takes at least
 
 
@@ -172,14 +173,14 @@ def skinny(
 
 def wide_supported(columns: int, sm: int) -> bool:
     """Whether `wide` computes layers of so many columns on this architecture."""
-    return sm == 90 and columns % _COPIED == 0
+    return sm == _WIDE_SM and columns % _COPIED == 0
 
 
 def wide(
     op: Linear,
     *,
     tokens: int,
-    block_t: int = 128,
+    block_t: int,
     block_n: int,
     stages: int,
     split: int = 1,
@@ -192,10 +193,12 @@ def wide(
     Raises CompileError for a norm, for columns that are no whole 16 bytes, and for split columns
     whose sums do not stay in parts.
     """
-    if op.norm or not wide_supported(op.columns, 90):
-        raise CompileError(
-            "no wide kernel of this layer", hint="a norm apart, whole 16 bytes a row"
-        )
+    if op.norm or not wide_supported(op.columns, _WIDE_SM):
+        what = "a norm inside" if op.norm else f"{op.columns} columns"
+        hint = f"a norm of its own, columns that are a multiple of {_COPIED}"
+        raise CompileError(f"no wide kernel with {what}", hint=hint)
+    if block_t not in _WIDE_BLOCKS:
+        raise CompileError(f"no wide kernel of {block_t} tokens a program", hint="64, 128 or 256")
     if split > 1 and op.epilogue != "parts":
         raise CompileError("a wide kernel leaves split columns in parts", hint="split 1, or skinny")
     span = -(-op.columns // (split * 64)) * 64

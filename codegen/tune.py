@@ -5,38 +5,30 @@ tune.json. Kernels that spill or do not fit are left out. Each is made from a ta
 same code that will read the measured table.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda import CudaProvider
 from sitsc.codegen.cuda_attention import MERGES, Heads
-from sitsc.codegen.cuda_candidates import Candidate, candidates, split_counts
-from sitsc.codegen.cuda_linear import Linear
+from sitsc.codegen.cuda_candidates import candidates, split_counts
+from sitsc.codegen.tune_linear import Choice, flipped, linear_choices
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernel_meta import kernel_folder
 from sitsc.core.kernels import KernelProvider
 from sitsc.core.plan import Launch
 from sitsc.core.tiles import (
-    NORM_PROGRAMS,
     AttentionEntry,
     TileEntry,
     TileTable,
     choose_attention,
-    choose_linear,
     heads_of,
     shape_of,
 )
 from sitsc.core.tuning import TuneCase, TuneChain, TuneGroup, TuneSet, TuneSubject, write_tune_set
-
-_RANK_WEIGHT = 1.5  # how much being likely counts against being different from those chosen
-_GEMV_TOKENS = 2  # up to that many the norm stays in the kernel
-_WIDE_NORM = 4  # programs a row of a norm before a wide kernel
-_LIBRARY_TOKENS = 3  # from that many on the library is worth a try
 
 
 class Scheduled(Protocol):
@@ -49,16 +41,6 @@ class Scheduled(Protocol):
 
 
 Schedule = Callable[[int, KernelProvider], Scheduled]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a table entry would say; `family` counts those that differ in more than the grid."""
-
-    kernel: str
-    tile: dict[str, int]
-    family: int
-    current: bool = False
 
 
 class VariedProvider(CudaProvider):
@@ -141,6 +123,8 @@ def _chain(
             varied = schedule(tokens, provider)
             if varied.launches.keys() != base.launches.keys():
                 continue  # other layers would have to leave or add parts
+            if not choice.current and not _taken(choice, varied, places):
+                continue  # the layer cannot have this kernel: it got another
             for name, nbytes in varied.buffers.items():
                 buffers[name] = max(nbytes, buffers.get(name, 0))
             launches = {place: varied.launches[place] for place in places}
@@ -155,6 +139,14 @@ def _chain(
     groups = tuple(TuneGroup(layers, places) for layers, places in base.groups)
     fixed = {place: one for place, one in base.launches.items() if place not in base.asked}
     return TuneChain(tokens, groups, fixed, buffers, tuple(cases))
+
+
+def _taken(choice: Choice, varied: Scheduled, places: list[str]) -> bool:
+    """Whether a choice is what is launched; where sums cannot stay in parts, another kernel is."""
+    if choice.kernel == "library":
+        return True
+    made = (one.template for place in places for one in varied.launches[place])
+    return any(template.startswith(choice.kernel) for template in made)
 
 
 def _unique(base: Scheduled) -> list[TuneSubject]:
@@ -195,7 +187,7 @@ def choices(
     found = list(
         _attention_choices(subject.shape, tokens, table, gpu, most)
         if attention
-        else _linear_choices(subject.shape, tokens, table, gpu, most, parts)
+        else linear_choices(subject.shape, tokens, table, gpu, most, parts)
     )
     seen: list[tuple[str, dict[str, int]]] = []
     kept = []
@@ -206,85 +198,12 @@ def choices(
     return kept
 
 
-def _linear_choices(
-    shape: dict[str, Any], tokens: int, table: TileTable, gpu: CudaLimits, most: int, parts: bool
-) -> Iterator[Choice]:
-    now = choose_linear(table.linear, shape, tokens, gpu.num_sms)
-    yield Choice(now.kernel, now.tile, 0, True)
-    if now.kernel != "library":
-        yield Choice(now.kernel, _flipped(now.tile), 1)
-    if programs := now.tile.get("separate_norm"):
-        other = {"separate_norm": NORM_PROGRAMS if programs == 1 else 1}
-        yield Choice(now.kernel, now.tile | other, 2)
-    if now.tile.get("parts"):
-        yield from _in_parts(Linear(**shape), now.tile, tokens, gpu, most)
-        return
-    if tokens >= _LIBRARY_TOKENS and not shape["bias"]:
-        yield Choice("library", {}, 3)
-    op = Linear(**shape)
-    if now.kernel in ("library", "wide"):
-        yield from _wide_choices(op, tokens, gpu, most)
-        return
-    apart_only = parts and programs
-    inside = () if apart_only else candidates(op, tokens, gpu)
-    apart: tuple[Candidate, ...] = ()
-    if op.norm and tokens > _GEMV_TOKENS:
-        apart = tuple(
-            replace(one, tile=one.tile | {"separate_norm": programs or 1})
-            for one in candidates(replace(op, norm=False), tokens, gpu)
-            if not one.template.startswith("gemv")
-        )
-    share = most // 3 if apart else most
-    for family, one in enumerate([*spread(inside, share), *spread(apart, most - share)], 4):
-        for tile in _tiles(one):
-            yield Choice(one.template, tile, family)
-
-
-def _wide_choices(op: Linear, tokens: int, gpu: CudaLimits, most: int) -> Iterator[Choice]:
-    """Where a library's product is what to beat: norms apart, sums for a norm in parts."""
-    more = {} if op.norm or op.epilogue == "glu" else {"parts": 1}
-    epilogue = "parts" if more else op.epilogue
-    plain = replace(op, norm=False, x_dtype="bf16", epilogue=epilogue)
-    wide = [one for one in candidates(plain, tokens, gpu) if one.template == "wide"]
-    for family, one in enumerate(spread(wide, most), 4):
-        for programs in (1, _WIDE_NORM) if op.norm else (0,):
-            norm = {"separate_norm": programs} if programs else {}
-            yield Choice(one.template, {**one.tile, **more, **norm}, family)
-
-
-def _in_parts(
-    op: Linear, now: dict[str, int], tokens: int, gpu: CudaLimits, most: int
-) -> Iterator[Choice]:
-    """Kernels that leave sums in parts; attention adds as many to its row as it did."""
-    plain, split = replace(op, norm=False, x_dtype="bf16", epilogue="parts"), now["split"]
-    more = {"parts": 1} | {k: v for k, v in now.items() if k == "separate_norm"}
-    found = [
-        replace(one, tile=one.tile | more)
-        for one in candidates(plain, tokens, gpu)
-        if one.template in ("skinny", "wide")
-        and (one.tile["split"] == split or op.epilogue == "residual")
-    ]
-    for family, one in enumerate(spread(found, most), 4):
-        for tile in _tiles(one):
-            yield Choice(one.template, tile, family)
-
-
-def _flipped(tile: dict[str, int]) -> dict[str, int]:
-    return tile | {"early": 1 - tile.get("early", 1)}
-
-
-def _tiles(candidate: Candidate) -> Iterator[dict[str, int]]:
-    """The tile as a table writes it, on each of its grids."""
-    tile = {name: int(value) for name, value in candidate.tile.items() if name != "tokens"}
-    yield from [tile | {"programs": count} for count in candidate.programs] or [tile]
-
-
 def _attention_choices(
     shape: dict[str, Any], sequences: int, table: TileTable, gpu: CudaLimits, most: int
 ) -> Iterator[Choice]:
     now = choose_attention(table.attention, shape, sequences, gpu.num_sms)
     yield Choice(now.kernel, now.tile, 0, True)
-    yield Choice(now.kernel, _flipped(now.tile), 1)
+    yield Choice(now.kernel, flipped(now.tile), 1)
     op = heads(shape)
     tried = 0
     for one in candidates(op, sequences, gpu):
@@ -300,32 +219,3 @@ def _attention_choices(
 def heads(shape: dict[str, Any]) -> Heads:
     """The heads of an attention shape, as the provider builds them."""
     return CudaProvider.heads(shape)
-
-
-def spread(found: Sequence[Candidate], most: int) -> list[Candidate]:
-    """At most `most` candidates: likely ones, but each unlike those before it.
-
-    The next is the one whose parameters were taken least often so far, its place in `found`
-    counting as well.
-    """
-    left = list(enumerate(found))
-    taken: Counter[tuple[str, Any]] = Counter()
-    chosen: list[Candidate] = []
-    while left and len(chosen) < most:
-
-        def cost(item: tuple[int, Candidate]) -> float:
-            seen = sum(taken[feature] for feature in _features(item[1]))
-            return seen / max(1, len(chosen)) + _RANK_WEIGHT * item[0] / len(found)
-
-        best = min(left, key=cost)
-        left.remove(best)
-        taken.update(_features(best[1]))
-        chosen.append(best[1])
-    return chosen
-
-
-def _features(candidate: Candidate) -> list[tuple[str, Any]]:
-    """What makes candidates alike: template, each parameter, and the block as a whole."""
-    tile = candidate.tile
-    block = tuple(tile.get(name) for name in ("block_n", "block_k", "num_warps"))
-    return [("template", candidate.template), ("block", block), *tile.items()]

@@ -4,7 +4,6 @@ In: a regime, loaded kernels, planned memory. Out: steps to call with a stream. 
 are fixed once; new sizes rewrite only what depends on them.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -98,10 +97,7 @@ class BoundGroups:
     def _map(self, image: KernelImage, argument: Argument, layer: int | None) -> TensorMap:
         """A dense tensor for the copy engine; its sizes are those of the bucket, never a step's."""
         shape = [int(size) for size in argument.shape]
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return image.tensor_map(
-            argument.name, self._memory.address(argument, layer), shape, strides
-        )
+        return image.tensor_map(argument.name, self._memory.address(argument, layer), shape)
 
 
 class _Product:

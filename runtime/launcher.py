@@ -4,6 +4,7 @@ In: a cubin and its metadata. Out: launches on any stream, also one that a CUDA 
 and bind before the capture. Needs the driver and cuda-bindings, never a compiler.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,9 +107,15 @@ class KernelImage:
         return [name for name, kind in self.meta.arguments if kind.startswith("tensordesc")]
 
     def tensor_map(
-        self, argument: str, base: int | HasPointer, shape: Sequence[int], strides: Sequence[int]
+        self,
+        argument: str,
+        base: int | HasPointer,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
     ) -> TensorMap:
         """The value for a tensor-descriptor argument: `shape` and `strides` in elements.
+
+        Without strides the tensor is dense.
 
         Raises ArtifactError for an argument that is none, and for addresses and strides that the
         copy engine cannot use. Whoever binds the result keeps `base` alive.
@@ -117,7 +124,8 @@ class KernelImage:
         if argument not in names or len(names) != len(self.meta.tensor_maps):
             raise ArtifactError(f"{argument} of {self.meta.function} is no tensor descriptor")
         layout = self.meta.tensor_maps[names.index(argument)]
-        return encode_tensor_map(argument, layout, base, shape, strides)
+        dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return encode_tensor_map(argument, layout, base, shape, strides or dense)
 
     def configure(self, grid: Sequence[int], dependent: bool | None = None) -> LaunchConfig:
         """Grid (1 to 3 sizes) and attributes of launches of this kernel.

@@ -176,8 +176,7 @@ class StepChain:
 
     def _map(self, image: KernelImage, argument: Argument, layer: int | None) -> TensorMap:
         shape = [self._size(size) for size in argument.shape]
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return image.tensor_map(argument.name, int(self._value(argument, layer)), shape, strides)
+        return image.tensor_map(argument.name, int(self._value(argument, layer)), shape)
 
     def _moved(self, argument: Argument, layer: int | None) -> int:
         if layer is None or not argument.layer_stride:

@@ -333,7 +333,7 @@ def _launch_facts(
             why = "chosen for these sizes" if tile else "the kernel that there is for it"
             key = (what, f"codegen/templates/cuda_{launch.template}.py.j2", why, "")
         elif evidence is None:
-            why = "nobody measured this shape for these sizes"
+            why = "nobody measured this kernel for these sizes"
             key = (what, "the rule of core/tiles.py", why, "sitsc tune build, sitsc tune run")
         else:
             source = f"data/tiles/{target}.json"

@@ -11,11 +11,14 @@ from importlib import resources
 from typing import Any
 
 from sitsc.core.errors import PlanError
+from sitsc.core.hardware import CudaLimits
 from sitsc.core.records import from_value, to_value
 
-GEMV_TOKENS, SKINNY_TOKENS = 2, 64
+GEMV_TOKENS, SKINNY_TOKENS, WIDE_TOKENS = 2, 64, 128
 _WHOLE_ROW, NORM_PROGRAMS = 4096, 8
 _MOST_SPLITS, _STAGE_BYTES = 32, 96 << 10
+_WIDE_WEIGHTS = 1 << 22  # elements of W from which on the wide kernel was faster
+_MOST_SHARES, _MOST_STAGES = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,25 @@ def table_text(table: TileTable) -> str:
     return "{" + ",\n".join(sections) + "}\n"
 
 
+def wide_bytes(gpu: CudaLimits) -> int:
+    """Shared memory for the stages of a wide kernel; 0 where there is none (other than sm_90)."""
+    return gpu.shared_bytes - 1024 if gpu.sm == 90 else 0
+
+
 def choose_linear(
-    entries: tuple[TileEntry, ...], shape: dict[str, Any], tokens: int, sms: int
+    entries: tuple[TileEntry, ...], shape: dict[str, Any], tokens: int, sms: int, wide: int = 0
 ) -> TileChoice:
-    """The measured choice that covers the shape and tokens, else the rule's."""
+    """The measured choice that covers the shape and tokens, else the rule's.
+
+    `wide` is what `wide_bytes` says; 0 leaves the wide kernel out of the rule.
+    """
     for entry in entries:
         if entry.shape() == shape_of(shape) and entry.low <= tokens <= entry.high:
             return TileChoice(entry.kernel, entry.tile, "measured")
     if tokens <= GEMV_TOKENS:
         return _gemv(shape, sms)
+    if wide and SKINNY_TOKENS // 2 < tokens <= WIDE_TOKENS and _is_wide(shape):
+        return _wide(shape, tokens, sms, wide)
     return (
         _skinny(shape, tokens, sms)
         if tokens <= SKINNY_TOKENS
@@ -178,6 +191,32 @@ def _skinny(shape: dict[str, Any], tokens: int, sms: int) -> TileChoice:
     else:
         more = {"block_k": 128, "stages": 3 if shape["epilogue"] == "glu" else 4, "ahead": 1}
     return TileChoice("skinny", tile | more, "rule")
+
+
+def _is_wide(shape: dict[str, Any]) -> bool:
+    """Layers in which it was faster in every model measured: gate and up, and residual sums."""
+    sides = {"glu": 2, "residual": 1}.get(shape["epilogue"], 0)
+    weights = sides * shape["rows"] * shape["columns"]
+    return weights >= _WIDE_WEIGHTS and shape["columns"] % 8 == 0
+
+
+def _wide(shape: dict[str, Any], tokens: int, sms: int, room: int) -> TileChoice:
+    """Rows or shares of columns until most multiprocessors work, stages as far as there is room.
+
+    Two programs share a multiprocessor where there are so many and three stages of both fit.
+    """
+    glu, rows = shape["epilogue"] == "glu", shape["rows"]
+    block_t, block_n, split = 64 if tokens <= 64 else 128, 64, 1
+    if glu:
+        block_n = next((n for n in (128, 64) if rows >= 0.8 * sms * n), 32)
+    while not glu and split < _MOST_SHARES and -(-rows // block_n) * split * 2 <= sms:
+        split *= 2
+    stage = ((2 if glu else 1) * block_n + block_t) * 128
+    shared = -(-rows // block_n) * split > sms and 6 * stage <= room
+    stages = min(_MOST_STAGES, room // stage // (2 if shared else 1))
+    tile = {"block_t": block_t, "block_n": block_n, "split": split, "stages": stages}
+    tile |= {"separate_norm": 1} if shape["norm"] else {}
+    return TileChoice("wide", tile if glu else tile | {"parts": 1}, "rule")
 
 
 def _attention(shape: dict[str, Any], sequences: int, sms: int) -> TileChoice:

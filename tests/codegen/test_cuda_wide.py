@@ -3,8 +3,10 @@
 Gluon has no interpreter: that it computes what it should is checked on a GPU, tests/gpu/wide_cases.
 """
 
+import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from sitsc.codegen.cuda import CudaProvider
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.cuda_linear import Linear, wide_supported
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
+from sitsc.codegen.triton_source import KernelSource
+from sitsc.codegen.tune import choices
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits, load_target
-from sitsc.core.tiles import TileEntry, TileTable
-from sitsc.core.tuning import read_tune_set
+from sitsc.core.tiles import TileEntry, TileTable, choose_linear, load_table, wide_bytes
+from sitsc.core.tuning import TuneSubject, read_tune_set
 from tests.commands.command_line import call
 from tests.gpu.wide_cases import DOWN, GLU, O_PARTS, QKV, wide_checks
 
-TILE = {"block_n": 64, "split": 4, "stages": 4}
+TILE = {"block_t": 128, "block_n": 64, "split": 4, "stages": 4}
 SHAPE: dict[str, Any] = {
     "rows": 4096,
     "columns": 14336,
@@ -64,7 +68,7 @@ def test_kernels_do_not_spill_fit_and_are_the_same_bytes(tmp_path, monkeypatch):
     for meta in metas:
         aot_kernel.check_limits(meta, limits("h200").shared_bytes)
         check, source = sources[meta.key]
-        tokens = check.tile.get("block_t", 128)
+        tokens = check.tile["block_t"]
         boxes = [item["block_size"] for item in meta.tensor_maps]
         assert boxes == [[tokens, 64], [check.tile["block_n"], 64]]
         assert meta.num_warps == tokens // 16 and not meta.spill_bytes
@@ -78,7 +82,7 @@ def test_kernels_do_not_spill_fit_and_are_the_same_bytes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("op", [QKV, replace(QKV, epilogue="residual"), GLU, DOWN])
 def test_before_the_wait_only_weights_are_copied(op: Linear):
-    source = instance("wide", op, tokens=128, block_n=64, stages=4)
+    source = instance("wide", op, tokens=128, block_t=128, block_n=64, stages=4)
     text = aot_kernel._compile(source, 90).asm["ptx"]
     assert text.count("griddepcontrol.wait") == 1
     before, after = text.split("griddepcontrol.wait")
@@ -98,10 +102,10 @@ def test_grids_cover_rows_shares_and_tokens():
 
     assert programs(O_PARTS, 128, **TILE) == 64 * 4
     assert programs(O_PARTS, 129, **TILE) == 64 * 4 * 2
-    assert programs(O_PARTS, 256, block_t=256, **TILE) == 64 * 4
+    assert programs(O_PARTS, 256, **(TILE | {"block_t": 256})) == 64 * 4
     assert programs(GLU, 64, block_n=64, stages=4, block_t=64) == 224
-    assert programs(Linear(1537, 1000), 70, block_n=128, stages=3) == 13
-    few = instance("wide", Linear(256, 40), tokens=9, block_n=32, stages=8)
+    assert programs(Linear(1537, 1000), 70, block_t=128, block_n=128, stages=3) == 13
+    few = instance("wide", Linear(256, 40), tokens=9, block_t=64, block_n=32, stages=8)
     assert few.constants["STAGES"] == 2, "no more than there are blocks, and the one behind them"
 
 
@@ -112,15 +116,16 @@ def test_grids_cover_rows_shares_and_tokens():
         (Linear(64, 60), {}, "no wide kernel"),
         (Linear(64, 512), {"split": 2}, "in parts"),
         (Linear(64, 512, epilogue="residual"), {"split": 4}, "in parts"),
+        (Linear(64, 512), {"block_t": 96}, "96 tokens a program"),
     ],
 )
 def test_refused(op, tile, what):
     with pytest.raises(CompileError, match=what):
-        instance("wide", op, tokens=128, block_n=64, stages=4, **tile)
+        instance("wide", op, tokens=128, **({"block_t": 64, "block_n": 64, "stages": 4} | tile))
 
 
 def test_a_table_gives_it_where_it_can_be_had_and_the_library_elsewhere():
-    tile = {"block_t": 128, "parts": 1} | TILE
+    tile = {"parts": 1} | TILE
     info = provider("h200", SHAPE, **tile).linear(SHAPE, 200, parts=True)
     assert info is not None and (info.template, info.tile) == ("wide", tile)
     assert info.grid == (64 * 4 * 2,)
@@ -141,6 +146,24 @@ def test_a_table_gives_it_where_it_can_be_had_and_the_library_elsewhere():
         assert provider(target, SHAPE, **tile).linear(SHAPE, 200, parts=True) is None
 
 
+def test_few_tokens_have_the_other_kernel_where_it_cannot_be_had():
+    """By the rule as by a table: a sum that its reader cannot add, an odd width, another GPU."""
+    for target, shape, parts in (
+        ("h100", SHAPE, False),
+        ("h100", SHAPE | {"columns": 1004, "rows": 8192}, True),
+        ("a100", SHAPE, True),
+    ):
+        made = CudaProvider(target, limits(target)).linear(shape, 48, parts=parts)
+        assert made is not None and made.template.startswith("skinny"), (target, shape)
+    made = CudaProvider("h100", limits("h100")).linear(SHAPE, 48, parts=True)
+    assert made is not None and made.template == "wide" and made.tile["split"] == 2
+    measured = provider("h200", SHAPE, parts=1, **(TILE | {"block_t": 64}))
+    entry = replace(measured.table.linear[0], low=33)
+    measured.table = replace(measured.table, linear=(entry,))
+    assert measured.linear(SHAPE, 48, parts=True).template == "wide"
+    assert measured.linear(SHAPE, 48).template.startswith("skinny")
+
+
 @pytest.mark.parametrize("tokens", [9, 16, 33, 64, 65, 128, 129, 256])
 @pytest.mark.parametrize("op", [QKV, O_PARTS, GLU, DOWN, Linear(2048, 2048)])
 def test_candidates_fit(tokens: int, op: Linear):
@@ -149,11 +172,43 @@ def test_candidates_fit(tokens: int, op: Linear):
     for one in found:
         source = instance("wide", op, tokens=tokens, **one.tile)
         size = {name: int(value) for name, value in source.constants.items()}
-        rows = size["BLOCK_N"] * op.sides
+        rows, threads = size["BLOCK_N"] * op.sides, 2 * size["BLOCK_T"]
         assert size["BLOCK_T"] <= max(64, 2 * tokens)
         assert (rows + size["BLOCK_T"]) * 128 * size["STAGES"] < limits("h200").shared_bytes
-        assert rows // 2 * 2 * size["BLOCK_T"] <= 65536 - 64 * size["BLOCK_T"], "registers"
+        assert rows * size["BLOCK_T"] // threads <= min(128, 40_000 // threads), "registers"
         assert size["SPLIT"] == 1 or op.epilogue == "parts"
+
+
+def table_sources() -> list[KernelSource]:
+    """The wide kernels of the H200's table and of the rule, with all that a layer may bring."""
+    gpu, found = limits("h200"), []
+    entries = [e for e in load_table("h200").linear if e.kernel == "wide"]
+    tiles = {(e.rows, e.columns, e.epilogue, json.dumps(e.tile)) for e in entries}
+    for rows, columns in ((28672, 8192), (18944, 3584), (8192, 3072)):
+        for epilogue, tokens in product(("glu", "residual"), (64, 128)):
+            shape = {"rows": rows, "columns": columns, "norm": True, "epilogue": epilogue}
+            shape |= {"out_dtype": "bf16"}
+            chosen = choose_linear((), shape, tokens, gpu.num_sms, wide_bytes(gpu))
+            tiles.add((rows, columns, epilogue, json.dumps(chosen.tile)))
+    for rows, columns, epilogue, text in sorted(tiles):
+        tile = json.loads(text)
+        spread, parts = tile.pop("separate_norm", 1), tile.pop("parts", 0)
+        squares, tile = 8 if spread > 1 else 0, tile | {"early": bool(tile.get("early", 1))}
+        plain = {"squares": squares, "eps": 1e-5, "epilogue": "parts" if parts else epilogue}
+        plain |= {"out_dtype": "fp32" if parts or epilogue == "store" else "bf16"}
+        hard = {} if parts else {"bias": True}
+        if epilogue == "glu":
+            hard |= {"activation": "gelu_erf"}
+        for more in (plain, plain | hard):
+            found.append(instance("wide", Linear(rows, columns, **more), tokens=128, **tile))
+    return list({source.key(): source for source in found}.values())
+
+
+def test_no_kernel_of_the_table_or_the_rule_spills(tmp_path: Path):
+    """A spill is an error for whoever compiles; other models bring a bias or an activation."""
+    sources = table_sources()
+    metas = aot.compile_kernels(sources, 90, tmp_path)
+    assert len(metas) == len(sources) > 30 and not any(meta.spill_bytes for meta in metas)
 
 
 def test_candidates_end_where_it_does():
@@ -165,25 +220,48 @@ def test_candidates_end_where_it_does():
     assert not wide_supported(1001, 90) and not wide_supported(4096, 100)
 
 
-def test_the_tuner_tries_it_in_every_layer_of_the_library(tmp_path: Path, capfd):
-    """Also in residual layers, whose norm asks for other layers before it knows what to add."""
+@pytest.mark.parametrize(("model", "can_wait"), [("tiny-llama", True), ("tiny-gpt-oss", False)])
+def test_the_tuner_tries_it_in_every_layer_of_the_library(model, can_wait, tmp_path: Path, capfd):
+    """Also in residual layers, whose norm asks for other layers before it knows what to add.
+
+    A layer with a bias cannot leave its sums: what would be another kernel is no alternative.
+    """
     out = tmp_path / "made"
-    arguments = ("tune", "build", "h200", "--model", "tiny-llama", "--tokens", "128", "--most", 3)
+    arguments = ("tune", "build", "h200", "--model", model, "--tokens", "128", "--most", 3)
     assert call(capfd, *arguments, "-o", out, "--json").code == 0
     found = read_tune_set(out)
     (chain,) = found.chains
-    epilogues = [s.shape.get("epilogue", "attention") for s in found.subjects]
-    assert sorted(epilogues) == ["attention", "glu", "residual", "residual", "store", "store"]
-    for number, epilogue in enumerate(epilogues):
-        cases = [case for case in chain.cases if case.subject == number]
-        wide = [case for case in cases if case.kernel == "wide"]
-        if epilogue == "attention":
+    assert {case.subject for case in chain.cases} == set(range(len(found.subjects)))
+    tried = set()
+    for case in chain.cases:
+        shape = found.subjects[case.subject].shape
+        if case.kernel != "wide":
             continue
-        assert cases[0].kernel == "library" and cases[0].current and len(wide) >= 2
-        for case in wide:
-            assert case.tile.get("parts", 0) == (epilogue == "residual")
-            made = [one for many in case.launches.values() for one in many]
-            ours = [one for one in made if one.template == "wide"]
-            assert ours and all({"x_map", "w_map"} <= {a.name for a in o.arguments} for o in ours)
-            shapes = {a.name: a.shape for a in ours[0].arguments}
-            assert shapes["x_map"] == (128, found.subjects[number].shape["columns"])
+        made = [one for many in case.launches.values() for one in many]
+        ours = [one for one in made if one.template == "wide"]
+        assert ours and not any(one.kind == "library" for one in made)
+        shapes = {a.name: a.shape for a in ours[0].arguments}
+        assert shapes["x_map"] == (128, shape["columns"]) and "w_map" in shapes
+        assert case.tile.get("parts", 0) == (not shape["norm"])
+        assert can_wait or not shape["bias"] or case.tile["split"] == 1
+        tried.add(case.subject)
+    linear = {n for n, s in enumerate(found.subjects) if s.kind == "linear"}
+    assert tried == linear or not can_wait
+    for number in linear:
+        (first, *_) = [case for case in chain.cases if case.subject == number]
+        assert first.current and first.kernel == "library"
+
+
+def test_skinny_kernels_are_tried_where_there_is_no_wide_one():
+    for target, wide in (("h200", True), ("a100", False)):
+        subject = TuneSubject("linear", SHAPE | {"epilogue": "glu", "out_dtype": "bf16"})
+        found = choices(subject, 96, TileTable(), limits(target), 12)
+        kernels = {choice.kernel for choice in found if not choice.current}
+        assert ("wide" in kernels) == wide and ("skinny" in kernels) == (not wide)
+
+
+def test_the_library_is_tried_again_where_sums_stay_in_parts():
+    subject = TuneSubject("linear", SHAPE)
+    found = choices(subject, 128, TileTable(), limits("h200"), 6)
+    assert found[0].current and found[0].kernel == "wide" and found[0].tile["parts"]
+    assert [c.kernel for c in found].count("library") == 1

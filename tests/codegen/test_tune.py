@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sitsc.codegen import aot
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.cuda_linear import Linear
-from sitsc.codegen.tune import VariedProvider, choices, heads, spread
+from sitsc.codegen.tune import VariedProvider, choices, heads
+from sitsc.codegen.tune_linear import spread
 from sitsc.core.errors import ArtifactError, CompileError
 from sitsc.core.hardware import CudaLimits, load_target
 from sitsc.core.kernel_meta import read_kernel_meta
