@@ -14,13 +14,13 @@ from torch import fx
 
 from sitsc.core.calibration import Calibration
 from sitsc.core.plan import Ceiling, Launch, LaunchGroup
-from sitsc.core.tiles import GEMV_TOKENS
+from sitsc.core.tiles import GEMV_TOKENS, SKINNY_TOKENS
 from sitsc.passes.collectives import Topology, all_gather, all_reduce
 from sitsc.passes.cost import Cost, Sizes, active_experts, cost_of
 from sitsc.passes.fxutil import arguments, is_op, tensor
 from sitsc.passes.op_time import Device
 
-_GEMV = "gemv"  # templates on CUDA cores begin so
+_GEMV, _WIDE = "gemv", "wide"  # how templates on CUDA cores begin; a product as the library's
 # The launches of attention that read the keys and values; others store them or join sums.
 _ATTENTION = ("attention_decode", "attention_prefill", "attention_prefill_hopper")
 _COLLECTIVES = {"all_reduce": all_reduce, "all_gather": all_gather}
@@ -87,11 +87,12 @@ class Clock:
                 share = 1.0
         elif launch.template.startswith(_GEMV):
             share = 1.0
-        elif launch.kind == "library":
+        elif launch.kind == "library" or launch.template == _WIDE:
             x = a["x"]
             rows = sizes.elements(x) // sizes.of(tensor(x).shape[-1])
             outputs = a["out_features"] * (2 if a["epilogue"] == "glu" else 1)
-            filled = device.filled(rows, outputs)
+            if launch.kind == "library" or rows > SKINNY_TOKENS:
+                filled = device.filled(rows, outputs)
         peak = device.flops[cost.dtype] * device.matmul_share * filled
         us = 1e6 * max(cost.bytes / (device.read * share), cost.flops / peak)
         return us + device.kernel_us
