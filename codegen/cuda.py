@@ -13,13 +13,20 @@ from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda_attention import MERGES, Heads
 from sitsc.codegen.cuda_candidates import prefill_candidates
 from sitsc.codegen.cuda_experts import tile as experts_tile
-from sitsc.codegen.cuda_linear import Linear, wide_supported, workspace
+from sitsc.codegen.cuda_linear import Linear, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.kernels import MOST_PROGRAMS, KernelInfo
-from sitsc.core.tiles import NORM_PROGRAMS, choose_attention, choose_linear, load_table, wide_bytes
+from sitsc.core.tiles import (
+    NORM_PROGRAMS,
+    choose_attention,
+    choose_linear,
+    load_table,
+    wide_bytes,
+    wide_supported,
+)
 
 _DEPENDENT_FROM = 90
 _SEQUENCES = 256  # of a step, at least: one kernel for all buckets

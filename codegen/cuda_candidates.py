@@ -14,8 +14,9 @@ from typing import Any
 from sitsc.codegen import cuda_attention_hopper as hopper
 from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_instance import power_of_two
-from sitsc.codegen.cuda_linear import WIDE_TOKENS, Linear, wide_supported
+from sitsc.codegen.cuda_linear import WIDE_TOKENS, Linear
 from sitsc.core.hardware import CudaLimits
+from sitsc.core.tiles import wide_supported
 
 _GEMV_TOKENS = 4  # at most that many on CUDA cores
 _SKINNY_TOKENS = 128  # at most that many on tensor cores, weights on the M side

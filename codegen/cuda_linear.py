@@ -13,13 +13,13 @@ from typing import Any
 from sitsc.codegen.cuda_instance import make
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
+from sitsc.core.tiles import WIDE_COLUMNS, wide_supported
 
 EPILOGUES = ("store", "residual", "glu", "parts")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf", "relu")
 TYPES = ("bf16", "fp32")
 WIDE_TOKENS = (9, 256)
-_WIDE_SM, _WIDE_BLOCKS = 90, (64, 128, 256)
-_COPIED = 8  # columns that the copy engine takes at least
+_WIDE_BLOCKS = (64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,6 @@ def skinny(
     return make(name, names, constants, num_warps, pdl, early, stages, **more)
 
 
-def wide_supported(columns: int, sm: int) -> bool:
-    """Whether `wide` computes layers of so many columns on this architecture."""
-    return sm == _WIDE_SM and columns % _COPIED == 0
-
-
 def wide(
     op: Linear,
     *,
@@ -193,9 +188,9 @@ def wide(
     Raises CompileError for a norm, for columns that are no whole 16 bytes, and for split columns
     whose sums do not stay in parts.
     """
-    if op.norm or not wide_supported(op.columns, _WIDE_SM):
+    if op.norm or not wide_supported(op.columns):
         what = "a norm inside" if op.norm else f"{op.columns} columns"
-        hint = f"a norm of its own, columns that are a multiple of {_COPIED}"
+        hint = f"a norm of its own, columns that are a multiple of {WIDE_COLUMNS}"
         raise CompileError(f"no wide kernel with {what}", hint=hint)
     if block_t not in _WIDE_BLOCKS:
         raise CompileError(f"no wide kernel of {block_t} tokens a program", hint="64, 128 or 256")

@@ -14,9 +14,10 @@ from sitsc.core.errors import PlanError
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.records import from_value, to_value
 
-GEMV_TOKENS, SKINNY_TOKENS, WIDE_TOKENS = 2, 64, 128
+GEMV_TOKENS, SKINNY_TOKENS, _WIDE_TOKENS = 2, 64, 128
 _WHOLE_ROW, NORM_PROGRAMS = 4096, 8
 _MOST_SPLITS, _STAGE_BYTES = 32, 96 << 10
+WIDE_COLUMNS, _WIDE_SM = 8, 90  # the copy engine takes 16 bytes at least
 _WIDE_WEIGHTS = 1 << 22  # elements of W from which on the wide kernel was faster
 _MOST_SHARES, _MOST_STAGES = 4, 8
 
@@ -118,9 +119,14 @@ def table_text(table: TileTable) -> str:
     return "{" + ",\n".join(sections) + "}\n"
 
 
+def wide_supported(columns: int, sm: int = _WIDE_SM) -> bool:
+    """Whether a wide kernel computes layers of so many columns on this architecture."""
+    return sm == _WIDE_SM and columns % WIDE_COLUMNS == 0
+
+
 def wide_bytes(gpu: CudaLimits) -> int:
     """Shared memory for the stages of a wide kernel; 0 where there is none (other than sm_90)."""
-    return gpu.shared_bytes - 1024 if gpu.sm == 90 else 0
+    return gpu.shared_bytes - 1024 if gpu.sm == _WIDE_SM else 0
 
 
 def choose_linear(
@@ -135,7 +141,7 @@ def choose_linear(
             return TileChoice(entry.kernel, entry.tile, "measured")
     if tokens <= GEMV_TOKENS:
         return _gemv(shape, sms)
-    if wide and SKINNY_TOKENS // 2 < tokens <= WIDE_TOKENS and _is_wide(shape):
+    if wide and SKINNY_TOKENS // 2 < tokens <= _WIDE_TOKENS and _is_wide(shape):
         return _wide(shape, tokens, sms, wide)
     return (
         _skinny(shape, tokens, sms)
@@ -197,7 +203,7 @@ def _is_wide(shape: dict[str, Any]) -> bool:
     """Layers in which it was faster in every model measured: gate and up, and residual sums."""
     sides = {"glu": 2, "residual": 1}.get(shape["epilogue"], 0)
     weights = sides * shape["rows"] * shape["columns"]
-    return weights >= _WIDE_WEIGHTS and shape["columns"] % 8 == 0
+    return weights >= _WIDE_WEIGHTS and wide_supported(shape["columns"])
 
 
 def _wide(shape: dict[str, Any], tokens: int, sms: int, room: int) -> TileChoice:

@@ -15,35 +15,26 @@ import pytest
 from sitsc.codegen import aot, aot_kernel
 from sitsc.codegen.cuda import CudaProvider
 from sitsc.codegen.cuda_candidates import candidates
-from sitsc.codegen.cuda_linear import Linear, wide_supported
+from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.codegen.tune import choices
 from sitsc.core.errors import CompileError
-from sitsc.core.hardware import CudaLimits, load_target
-from sitsc.core.tiles import TileEntry, TileTable, choose_linear, load_table, wide_bytes
+from sitsc.core.tiles import (
+    TileEntry,
+    TileTable,
+    choose_linear,
+    load_table,
+    wide_bytes,
+    wide_supported,
+)
 from sitsc.core.tuning import TuneSubject, read_tune_set
 from tests.commands.command_line import call
+from tests.cuda_shapes import LINEAR, limits
 from tests.gpu.wide_cases import DOWN, GLU, O_PARTS, QKV, wide_checks
 
 TILE = {"block_t": 128, "block_n": 64, "split": 4, "stages": 4}
-SHAPE: dict[str, Any] = {
-    "rows": 4096,
-    "columns": 14336,
-    "norm": False,
-    "eps": 0.0,
-    "offset": 0.0,
-    "epilogue": "residual",
-    "activation": "silu",
-    "bias": False,
-    "out_dtype": "fp32",
-}
-
-
-def limits(target: str) -> CudaLimits:
-    found = load_target(target).cuda
-    assert found is not None
-    return found
+SHAPE = LINEAR | {"columns": 14336, "out_dtype": "fp32"}
 
 
 def provider(target: str, shape: dict[str, Any], **tile: int) -> CudaProvider:

@@ -14,19 +14,12 @@ from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.tune import VariedProvider, choices, heads
 from sitsc.codegen.tune_linear import spread
 from sitsc.core.errors import ArtifactError, CompileError
-from sitsc.core.hardware import CudaLimits, load_target
 from sitsc.core.kernel_meta import read_kernel_meta
 from sitsc.core.tiles import TileEntry, TileTable, table_text
 from sitsc.core.tuning import TUNE, TuneSubject, read_tune_set
 from tests import cuda_kernels
 from tests.commands.command_line import call
-
-
-def limits(target: str) -> CudaLimits:
-    found = load_target(target).cuda
-    assert found is not None
-    return found
-
+from tests.cuda_shapes import LINEAR, limits
 
 H200 = limits("h200")
 DOWN = Linear(4096, 14336, epilogue="residual")
@@ -68,17 +61,7 @@ def test_kernels_that_spill_are_left_out(tmp_path):
     assert not list(tmp_path.rglob(f"{spills.key()}.*"))
 
 
-LINEAR: dict[str, Any] = {
-    "rows": 4096,
-    "columns": 4096,
-    "norm": True,
-    "eps": 1e-5,
-    "offset": 0.0,
-    "epilogue": "glu",
-    "activation": "silu",
-    "bias": False,
-    "out_dtype": "bf16",
-}
+GLU = LINEAR | {"norm": True, "eps": 1e-5, "epilogue": "glu"}
 ATTENTION: dict[str, Any] = {
     "q_heads": 32,
     "kv_heads": 8,
@@ -96,7 +79,7 @@ ATTENTION: dict[str, Any] = {
 @pytest.mark.parametrize("tokens", [1, 2, 8, 32, 128, 256])
 @pytest.mark.parametrize("kind", ["linear", "attention"])
 def test_every_choice_gives_kernels_of_its_tile(tokens, kind):
-    subject = TuneSubject(kind, LINEAR if kind == "linear" else ATTENTION)
+    subject = TuneSubject(kind, GLU if kind == "linear" else ATTENTION)
     found = choices(subject, tokens, TileTable(), H200, 9)
     assert found[0].current and not any(choice.current for choice in found[1:])
     provider, keys = VariedProvider("h200", H200, None), set()
@@ -108,7 +91,7 @@ def test_every_choice_gives_kernels_of_its_tile(tokens, kind):
             assert len(infos) == 1 + (choice.tile["merge"] == 2)
             assert infos[0].grid == (("sequences", 8, splits) if splits > 1 else ("sequences", 8))
         else:
-            info = provider.linear(LINEAR, tokens)
+            info = provider.linear(GLU, tokens)
             assert (info is None) == (choice.kernel == "library")
             infos = () if info is None else (info,)
             for one in infos:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sitsc.core.errors import PlanError
-from sitsc.core.hardware import CudaLimits, load_target, target_names
+from sitsc.core.hardware import target_names
 from sitsc.core.tiles import (
     AttentionEntry,
     TileEntry,
@@ -22,6 +22,7 @@ from sitsc.core.tiles import (
     wide_bytes,
 )
 from sitsc.core.tuning import MOST_TOKENS, token_range
+from tests.cuda_shapes import limits
 
 SHAPE: dict[str, Any] = {
     "rows": 6144,
@@ -70,12 +71,6 @@ def test_a_measured_entry_goes_before_the_rule():
     assert choose_linear((ENTRY, library), SHAPE, 8, 132).kernel == "library"
 
 
-def gpu(target: str) -> CudaLimits:
-    found = load_target(target).cuda
-    assert found is not None
-    return found
-
-
 @given(
     st.sampled_from([(28672, 8192), (14336, 4096), (8192, 2048), (1000, 5000), (4096, 14336)]),
     st.sampled_from(["glu", "residual"]),
@@ -83,29 +78,29 @@ def gpu(target: str) -> CudaLimits:
     st.booleans(),
 )
 def test_the_rule_for_wide_kernels_fits(size, epilogue, tokens, norm):
-    limits = gpu("h100")
+    found = limits("h100")
     shape = {"rows": size[0], "columns": size[1], "norm": norm, "epilogue": epilogue}
     shape |= {"out_dtype": "bf16"}
-    chosen = choose_linear((), shape, tokens, limits.num_sms, wide_bytes(limits))
+    chosen = choose_linear((), shape, tokens, found.num_sms, wide_bytes(found))
     tile, glu = chosen.tile, epilogue == "glu"
     assert (chosen.kernel, chosen.source) == ("wide", "rule")
     stage = ((2 if glu else 1) * tile["block_n"] + tile["block_t"]) * 128
-    assert 3 <= tile["stages"] <= 8 and tile["stages"] * stage < limits.shared_bytes
+    assert 3 <= tile["stages"] <= 8 and tile["stages"] * stage < found.shared_bytes
     assert tile["block_t"] == (64 if tokens <= 64 else 128)
     assert tile.get("parts", 0) == (not glu) and (tile["split"] == 1 or not glu)
     assert tile.get("separate_norm", 0) == norm
     programs = -(-size[0] // tile["block_n"]) * tile["split"]
-    assert programs >= min(0.45 * limits.num_sms, size[0] / 64)
+    assert programs >= min(0.45 * found.num_sms, size[0] / 64)
 
 
 def test_the_rule_takes_wide_kernels_only_where_they_were_faster():
-    room, shape = wide_bytes(gpu("h200")), SHAPE | {"epilogue": "glu"}
+    room, shape = wide_bytes(limits("h200")), SHAPE | {"epilogue": "glu"}
     kernels = [choose_linear((), shape, n, 132, room).kernel for n in (2, 32, 33, 128, 129)]
     assert kernels == ["gemv", "skinny", "wide", "wide", "library"]
     for other in ({"epilogue": "store"}, {"columns": 4100}, {"rows": 100}):
         assert choose_linear((), shape | other, 64, 132, room).kernel == "skinny"
     assert choose_linear((), shape, 64, 132).kernel == "skinny"
-    assert [wide_bytes(gpu(target)) for target in ("a100", "l40s", "b200")] == [0, 0, 0]
+    assert [wide_bytes(limits(target)) for target in ("a100", "l40s", "b200")] == [0, 0, 0]
 
 
 def test_attention_has_entries_and_a_rule():

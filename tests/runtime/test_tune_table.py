@@ -6,7 +6,6 @@ SITSC_GPU_TUNE names a folder that `sitsc tune build` wrote for the GPU of the m
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +13,8 @@ import torch
 from sitsc.core.tiles import TileTable, choose_attention, choose_linear
 from sitsc.core.tuning import TuneCase, TuneSubject, contexts, read_tune_set
 from sitsc.runtime.tune import SubjectResult, merged, run, table_of
+from tests.cuda_shapes import LINEAR as SHAPE
 
-SHAPE: dict[str, Any] = {
-    "rows": 4096,
-    "columns": 4096,
-    "norm": False,
-    "eps": 0.0,
-    "offset": 0.0,
-    "epilogue": "residual",
-    "activation": "silu",
-    "bias": False,
-    "out_dtype": "bf16",
-}
 TILE = {"block_n": 64, "block_k": 128}
 CASE = TuneCase(0, 0, "skinny", TILE, True, {})
 RESULT = SubjectResult(
