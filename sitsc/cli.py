@@ -4,13 +4,10 @@ Exit codes: 0 fine, 1 a check failed, 2 the user's mistake, 130 interrupted. Any
 `SitscError` is a bug of ours and keeps its traceback. Imports nothing heavy.
 """
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -33,11 +30,12 @@ from sitsc.commands import (
     tune,
     verify,
 )
+from sitsc.commands.stops import ended_by_signals
 from sitsc.core.errors import SitscError
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
 _CLICK_ERROR: type = typer.BadParameter.__mro__[2]
-INTERRUPTED, TERMINATED, PIPE_CLOSED = 130, 143, 141
+INTERRUPTED, PIPE_CLOSED = 130, 141
 
 app = typer.Typer(
     name="sitsc",
@@ -88,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with _ended_by_sigterm():
+        with ended_by_signals():
             code = app(args=arguments, prog_name="sitsc", standalone_mode=False)
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -106,21 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, _CLICK_ERROR):
             return _usage(error)
         raise
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """A termination signal ends the command like an exception: half-written folders go."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _pipe_closed() -> int:

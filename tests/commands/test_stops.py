@@ -1,0 +1,82 @@
+"""Stops of a command: each is seen, and ends the process with its exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# A command that waits where Python loses an exception; `python -m` is how the mark shows.
+MODULE = """
+import signal, sys, time, weakref
+from sitsc.commands.stops import ended_by_signals
+
+class Thing:
+    def __del__(self):
+        wait()
+
+def wait():
+    print("ready", flush=True)
+    time.sleep(60)
+
+def lost():
+    Thing()
+    time.sleep(60)
+
+def called_back():
+    thing = type("Other", (), {{}})()
+    reference = weakref.ref(thing, lambda _: wait())
+    del thing
+    time.sleep(60)
+
+def text():
+    exec("wait()")
+
+def main():
+    try:
+        with ended_by_signals():
+            {name}()
+    except KeyboardInterrupt:
+        return 130
+
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", ["wait", "lost", "called_back", "text"])
+def test_no_stop_is_lost(name: str, number: signal.Signals, tmp_path: Path):
+    (tmp_path / "command.py").write_text(MODULE.format(name=name))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "command"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (128 + number, "")
+
+
+def test_other_lost_errors_are_still_told(tmp_path: Path):
+    text = MODULE.format(name="Thing").replace(
+        "    time.sleep(60)\n", "    raise ValueError(7)\n", 1
+    )
+    (tmp_path / "command.py").write_text(text)
+    ended = subprocess.run(
+        [sys.executable, "-m", "command"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert ended.returncode == 0 and "ValueError: 7" in ended.stderr
