@@ -43,7 +43,14 @@ class CudaProvider:
         self.sources: dict[str, KernelSource] = {}
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
+        self,
+        shape: dict[str, Any],
+        tokens: int,
+        *,
+        parts: bool = False,
+        norm_apart: bool = False,
+        squares: int = 0,
+        ahead: float | None = None,
     ) -> KernelInfo | None:
         """The kernel of a linear layer; None: take the library."""
         gpu, room = self.limits, wide_bytes(self.limits)
@@ -54,11 +61,18 @@ class CudaProvider:
             choice = choose_linear((), shape, tokens, gpu.num_sms)
         if choice.kernel == "library":
             return None
-        op, tile = Linear(**shape), dict(choice.tile)
-        if blocks := tile.pop("separate_norm", 0):
+        op, shown = Linear(**shape), dict(choice.tile)
+        if squares:
+            shown.pop("separate_norm", None)
+        tile = dict(shown)
+        if blocks := squares or tile.pop("separate_norm", 0):
             op = replace(op, norm=False, x_dtype="bf16", squares=blocks if blocks > 1 else 0)
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
+        shown.pop("scaled", None)
+        if tile.pop("scaled", 0) and ahead is not None and _programs(op, tile) > 1:
+            shown["scaled"] = _programs(op, tile)
+            op = replace(op, scaled=shown["scaled"], next_offset=ahead)
         if choice.kernel.startswith(("gemv", "wide")):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
@@ -66,7 +80,7 @@ class CudaProvider:
         source = instance(choice.kernel, op, **tile, pdl=self.pdl)
         partials, counters = workspace(op, source, tokens)
         blocks = grid(source, Sizes(tokens=tokens, programs=programs))
-        return self._info(source, blocks, choice.tile, partials, counters)
+        return self._info(source, blocks, shown, partials, counters)
 
     def _has_wide(self, shape: dict[str, Any], tile: dict[str, int], parts: bool) -> bool:
         """Whether a layer can have a wide kernel: norm apart, sums of split columns in parts."""
@@ -199,6 +213,12 @@ class CudaProvider:
             num_partials=partials,
             num_counters=counters,
         )
+
+
+def _programs(op: Linear, tile: dict[str, int]) -> int:
+    """How many programs a kernel without a split has."""
+    groups = -(-op.rows // tile["block_n"])
+    return min(tile.get("programs") or groups, groups)
 
 
 def generate(

@@ -40,11 +40,11 @@ class _Listener:
     asked: Asked | None
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
+        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, **norms: Any
     ) -> KernelInfo | None:
         """Like the provider's."""
         self.asked = ("linear", dict(shape))
-        return self.provider.linear(shape, tokens, parts=parts, norm_apart=norm_apart)
+        return self.provider.linear(shape, tokens, parts=parts, **norms)
 
     def attention(self, shape: dict[str, Any], kind: str) -> tuple[KernelInfo, ...]:
         """Like the provider's."""
@@ -68,9 +68,11 @@ class _ChainScheduler(CudaScheduler):
 
     wanted: Asked | None
 
-    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
+    def asked_for(
+        self, node: Node, *, parts: bool, ahead: Node | None = None
+    ) -> tuple[dict[str, Any], KernelInfo | None]:
         """Like the scheduler's; what was asked for the node that is being scheduled is kept."""
-        found = super().asked_for(node, parts=parts)
+        found = super().asked_for(node, parts=parts, ahead=ahead)
         if node.name == self.now:
             self.wanted = self.listener.asked
         return found

@@ -13,6 +13,7 @@ from torch import fx
 
 from sitsc.core.errors import GraphError
 from sitsc.core.kernels import KernelInfo, KernelProvider
+from sitsc.core.layer_names import open_name
 from sitsc.core.plan import ArenaBuffer, Argument, Launch, LaunchGroup, Target
 from sitsc.core.printer import symbol_names
 from sitsc.core.weights import DTYPES, dtype_name
@@ -26,8 +27,10 @@ from sitsc.passes.schedule import StepSizes
 Node = Any
 ALIGNMENT = 16
 # Buffers of the whole step: sums of programs for the last of them, its counters, sums for readers.
+# What residual layers scale for a norm, and sums of its squares.
 # The slots of several ranks are sets for two calls, one slot in each for every other rank.
 SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32", "slots": "int32"}
+SCRATCH |= {"scaled": "float32", "squares": "float32"}
 _SENT = {"all_reduce": "sum_ptr", "all_gather": "y_ptr"}  # what ranks have in common
 _SENT_BYTES = 2  # of an element on its way
 _ROUNDED = ("tokens", "rows")
@@ -92,6 +95,7 @@ class LaunchBuilder:
         self.places: dict[Node, Any] = {}
         self.owners: dict[str, list[Node]] = {}
         self.launches: list[Launch] = []
+        self.in_layers = False
 
     # --- places -------------------------------------------------------------------------------
 
@@ -258,11 +262,10 @@ class LaunchBuilder:
         )
 
     def argument(self, name: str, ref: Ref, shape: tuple[int | str, ...]) -> Argument:
-        """A place as an argument of a launch; the layer in a weight's name is left open."""
+        """A place as an argument of a launch; in layers, which one is left open in a name."""
         item, buffer = DTYPES[ref.dtype].itemsize, ref.buffer
-        if ref.source == "weight":
-            parts = ["{layer}" if part.isdigit() else part for part in buffer.split(".")]
-            buffer = ".".join(parts)
+        if ref.source == "weight" and self.in_layers:
+            buffer = open_name(buffer, following=ref.following)
         return Argument(
             name, ref.source, buffer, ref.dtype, shape, None, ref.offset * item, ref.layer_stride
         )

@@ -5,7 +5,7 @@ from typing import Any
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.kernels import KernelInfo
 from sitsc.core.weights import DTYPES
-from sitsc.passes.cuda_collectives import RankOps
+from sitsc.passes.cuda_norm_ahead import NormAheadOps, scales
 from sitsc.passes.cuda_parts import in_parts
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
@@ -15,19 +15,24 @@ Node = Any
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-class LinearOps(RankOps):
+class LinearOps(NormAheadOps):
     """Launches of sitsc::fused_linear."""
 
     def fused_linear(self, node: Node) -> None:
         """By the kernel that the provider gives, or by the library."""
         a = arguments(node)
-        shape, info = self.asked_for(node, parts=self.takes_parts(node))
+        ahead, found = self.norm_ahead(node), self.scaled_for(node)
+        shape, info = self.asked_for(node, parts=self.takes_parts(node), ahead=ahead)
         x = self.rows(a["x"])
+        if found is not None:
+            del self.scaled[x.buffer]
         if info is None:
             self._by_library(node, a, shape, x)
             return
         scale: Ref | None = None
-        if blocks := info.tile.get("separate_norm", 0):
+        if found is not None:
+            x, scale = found.rows, found.squares
+        elif blocks := info.tile.get("separate_norm", 0):
             x, scale = self._normed(node, a, x, blocks)
         if self.reduced(node) and not in_parts(info):
             self.product_of_ours(node, info, x, scale)
@@ -45,16 +50,27 @@ class LinearOps(RankOps):
             "residual_ptr": residual,
             "y_ptr": out,
         }
+        bound |= self.leave_scaled(node, info, out) if scales(info) else {}
         self.kernel(info, bound, node)
 
-    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
+    def asked_for(
+        self, node: Node, *, parts: bool, ahead: Node | None = None
+    ) -> tuple[dict[str, Any], KernelInfo | None]:
         """The shape of a linear layer and the kernel that the provider gives for it."""
         a = arguments(node)
         columns = self.sizes.of(tensor(a["x"]).shape[-1])
         tokens = self.sizes.elements(a["x"]) // columns
         shape = self._linear_shape(node, a, columns)
         apart = shape["norm"] and is_op(a["x"], "all_reduce")
-        info = self.provider.linear(shape, tokens, parts=parts, norm_apart=apart)
+        found = self.scaled_for(node)
+        info = self.provider.linear(
+            shape,
+            tokens,
+            parts=parts,
+            norm_apart=apart,
+            squares=0 if found is None else found.count,
+            ahead=None if ahead is None else arguments(ahead)["offset"],
+        )
         if info is not None and not in_parts(info) and self.reduced(node):
             shape |= {"out_dtype": "fp32"}
             info = self.provider.linear(shape, tokens)

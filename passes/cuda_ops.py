@@ -80,6 +80,8 @@ class KernelOps(ExpertOps):
         self.kernel(info, bound, node)
         if sums is not None:
             self.waiting[out.buffer] = sums
+        else:
+            self.scale_first(scaled, out)
 
     def rope_table(self, node: Node) -> None:
         """Cosines and sines of the step's positions."""

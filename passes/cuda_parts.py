@@ -65,8 +65,13 @@ class PartOps(Elementwise):
         self.whole: set[Node] = set()
         self.following: dict[Node, Node] = {}
 
-    def asked_for(self, node: Node, *, parts: bool) -> tuple[dict[str, Any], KernelInfo | None]:
-        """The shape of a linear layer and the kernel that the provider gives for it."""
+    def asked_for(
+        self, node: Node, *, parts: bool, ahead: Node | None = None
+    ) -> tuple[dict[str, Any], KernelInfo | None]:
+        """The shape of a linear layer and the kernel that the provider gives for it.
+
+        With `ahead`, the layer whose norm the kernel may make.
+        """
         raise NotImplementedError
 
     def operands(self, node: Node, x: Ref) -> dict[str, Any]:

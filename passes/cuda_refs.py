@@ -26,7 +26,8 @@ _BY_SHAPE = ("reshape", "view", "_unsafe_view", "expand")
 class Ref:
     """A value in a buffer: `offset` and `strides` in elements, sizes of the largest step.
 
-    Step inputs, pools and scratch are named whole and have no sizes.
+    Step inputs, pools and scratch are named whole and have no sizes. A weight may be the
+    `following` layer's.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Ref:
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     layer_stride: int = 0
+    following: bool = False
 
     @property
     def contiguous(self) -> bool:

@@ -90,7 +90,7 @@ class CudaScheduler(KernelOps):
 
     def _segment(self, name: str, layers: tuple[int, ...], nodes: list[Node]) -> None:
         """Launches of layers of one class in a row, or of what stands before and after layers."""
-        begin, self.launches = self.clock, []
+        begin, self.launches, self.in_layers = self.clock, [], bool(layers)
         self._expect(layers)
         found = self.begin_layers()
         for node in nodes:
@@ -103,6 +103,7 @@ class CudaScheduler(KernelOps):
             self._keep_over_layers(begin)
         if self.launches:
             self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
+        self.in_layers = False
 
     def _segments(self, apart: int) -> list[tuple[str, tuple[int, ...], list[Node]]]:
         """Nodes before the layers, runs of layers of one class (nodes of the first), the rest."""
@@ -131,6 +132,8 @@ class CudaScheduler(KernelOps):
                 if len(twins) != len(first):
                     raise _CannotRepeatError
                 self.places |= dict(zip(twins, first, strict=True))
+                for twin, node in zip(twins, first, strict=True):
+                    self.twins.setdefault(node, []).append(twin)
             found.append((name, tuple(layers), first))
         return found
 

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from sitsc.core.layer_names import name_in_layer
 from sitsc.core.plan import ArenaBuffer, Argument, Plan
 from sitsc.core.weights import DTYPES
 
@@ -65,4 +66,4 @@ class CudaMemory:
 
 def weight_name(argument: Argument, layer: int | None) -> str:
     """The weight of an argument in a layer."""
-    return argument.buffer if layer is None else argument.buffer.replace("{layer}", str(layer))
+    return name_in_layer(argument.buffer, layer)

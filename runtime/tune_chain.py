@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sitsc.core.errors import DeviceError
 from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
+from sitsc.core.layer_names import name_in_layer
 from sitsc.core.plan import Argument, Launch
 from sitsc.core.tuning import TuneCase, TuneChain, TuneSet, contexts
 from sitsc.core.weights import DTYPES, WeightSpec
@@ -188,7 +189,7 @@ class StepChain:
         if argument.source == "kv":
             return self.memory.pools[argument.buffer]
         if argument.source == "weight":
-            return self.memory.weights[argument.buffer.replace("{layer}", str(layer))]
+            return self.memory.weights[name_in_layer(argument.buffer, layer)]
         return self.buffers[argument.buffer]
 
     def _library(self, launch: Launch, layer: int | None) -> Step:
@@ -286,7 +287,7 @@ def _weight_names(chain: TuneChain) -> set[str]:
             cases = [case.launches.get(place, ()) for case in chain.cases]
             for launch in itertools.chain(chain.fixed.get(place, ()), *cases):
                 names = [a.buffer for a in launch.arguments if a.source == "weight"]
-                found |= {n.replace("{layer}", str(i)) for n in names for i in layers or ("",)}
+                found |= {name_in_layer(n, i) for n in names for i in layers or (None,)}
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sitsc.codegen.triton_source import KernelSource, import_text
+from sitsc.core.layer_names import name_in_layer
 from sitsc.core.plan import PLACE_GROUP, Argument, Launch, Plan, Regime
 from sitsc.core.weights import DTYPES
 
@@ -106,7 +107,7 @@ class Machine:
         low = max(b.offset + b.bytes for b in kept)
         self.arena[low:] = 0xFF
         for buffer in kept:
-            if buffer.name in ("partials", "sums"):
+            if buffer.name in ("partials", "sums", "scaled", "squares"):
                 self.part(buffer.name).fill_(0xFF)
         for buffer in self.counters:
             assert not self.part(buffer.name).any(), f"{buffer.name} is not zero again"
@@ -138,8 +139,7 @@ class Machine:
         return self._weight(argument, layer).reshape(-1)[at // DTYPES[argument.dtype].itemsize :]
 
     def _weight(self, argument: Argument, layer: int | None) -> Tensor:
-        name = argument.buffer
-        return self.weights[name if layer is None else name.replace("{layer}", str(layer))]
+        return self.weights[name_in_layer(argument.buffer, layer)]
 
     def launch(self, launch: Launch, layer: int | None, sizes: dict[str, int]) -> None:
         """A kernel in the interpreter, or the library's product by torch."""

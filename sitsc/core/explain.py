@@ -10,6 +10,7 @@ from typing import Any
 
 from sitsc.core import ops  # noqa: F401  (registers what the graph calls)
 from sitsc.core.errors import OptionError
+from sitsc.core.layer_names import name_in_layer
 from sitsc.core.plan import Alternative, Launch, LaunchGroup, Parallel, Plan, Regime
 from sitsc.core.reference import Reference, operator_of
 from sitsc.core.tiles import TileEntry, TileTable, load_table
@@ -304,8 +305,8 @@ def _launches(plan: Plan, path: str) -> Iterator[tuple[Regime, Launch, str]]:
 def _read_by(launch: Launch, group: LaunchGroup, path: str) -> str:
     for argument in launch.arguments:
         if argument.source == "weight":
-            for layer in group.layers or ("",):
-                name = argument.buffer.replace("{layer}", str(layer))
+            for layer in group.layers or (None,):
+                name = name_in_layer(argument.buffer, layer)
                 if _inside(name, path):
                     return name
     return ""

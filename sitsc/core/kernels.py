@@ -50,11 +50,21 @@ class KernelProvider(Protocol):
     """Makes kernel instances for one target."""
 
     def linear(
-        self, shape: dict[str, Any], tokens: int, *, parts: bool = False, norm_apart: bool = False
+        self,
+        shape: dict[str, Any],
+        tokens: int,
+        *,
+        parts: bool = False,
+        norm_apart: bool = False,
+        squares: int = 0,
+        ahead: float | None = None,
     ) -> KernelInfo | None:
         """The kernel of a linear layer for up to `tokens` tokens; None: take the library.
 
-        `norm_apart`: the norm before it is made by another kernel in any case.
+        `norm_apart`: the norm before it is made by another kernel in any case; with `squares`, the
+        kernel before it has scaled x, and so many sums of squares a row say 1 / rms. `ahead` is the
+        offset of a norm that this kernel may make: where the tile says so, it has scaled_ptr, bf16
+        [tokens, rows], and scaled_squares_ptr, fp32 [tokens, the tile's `scaled`].
 
         With `parts`, the next kernel can add sums: where the tile says so, one with parts_ptr, fp32
         [tile's split, tokens, rows], takes the place of y.

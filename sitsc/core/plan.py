@@ -181,7 +181,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGroup:
-    """Launches in order; with layers, repeated for each, "{layer}" in a weight's name replaced."""
+    """Launches in order; with layers, repeated for each.
+
+    "{layer}" in a weight's name is replaced by the layer, "{layer+1}" by the one after it.
+    """
 
     name: str
     layers: tuple[int, ...]

@@ -115,6 +115,21 @@ def parts_table(*, head_apart: bool = True) -> TileTable:
     return TileTable(tuple(entries))
 
 
+def scaled_table(kernel: str) -> TileTable:
+    """Tiles of one kernel for llama's layers that scale residual sums for the next norm."""
+    entries = []
+    for rows, columns, norm, epilogue, dtype, *_ in _IN_PARTS:
+        skinny = _APART | {"fold": 1 if norm else 2, "block_n": 16, "block_k": 8 if norm else 16}
+        skinny |= {"block_k": 16, "fold": 2} if columns == 64 else {"fold": 1}
+        gemv = {"block_n": 4, "block_k": 128, "programs": 5, "stages": 3 if norm else 0}
+        tile = skinny if kernel == "skinny" else gemv
+        tile |= {"scaled": 1} if epilogue == "residual" else {}
+        tile |= {"separate_norm": 2} if norm and kernel == "skinny" else {}
+        high = 64 if kernel == "skinny" else 4
+        entries.append(TileEntry(rows, columns, norm, epilogue, dtype, 1, high, kernel, tile, {}))
+    return TileTable(tuple(entries))
+
+
 def launched(plan: Plan, regime: str) -> list[list[str]]:
     """For each group of a regime, templates; those that leave or add parts are marked."""
     found = next(r for r in plan.regimes if r.name == regime)
@@ -142,6 +157,39 @@ def test_sums_in_parts_are_added_by_their_readers(
     before, after = ["gather+", "rope_table"], ["rms_norm+", "skinny"] if head_apart else ["skinny"]
     assert launched(plan, "decode_4") == [before, repeated, last, after]
     assert len(plan.regimes[0].groups[2].layers) == 3
+    assert_close(interpreter, config, graph, random, plan, provider, ("decode_4", "decode_2"))
+
+
+@pytest.mark.parametrize("passes", [CUDA, CUDA_WIDE])
+@pytest.mark.parametrize("kernel", ["skinny", "gemv"])
+def test_sums_are_scaled_for_the_norms_that_read_them(
+    kernel: str, passes: tuple[Pass, ...], traced: Any, interpreter: Interpreter
+):
+    """No norm has a launch but the first; the last sum of a layer is scaled for the next layer."""
+    config = CUDA_FAMILIES["llama"] | {"num_hidden_layers": 4}
+    graph = traced(config, "bfloat16").graph
+    random = RandomTensors(tensor_shapes(graph))
+    plan, provider = make_plan(graph, passes, scaled_table(kernel))
+    name = "gemv_stream" if kernel == "gemv" else kernel
+    plain = "gemv" if kernel == "gemv" else kernel
+    layer = [name, "attention_decode", plain, name, plain]
+    assert launched(plan, "decode_4") == [
+        ["gather", "rms_norm", "rope_table"],
+        layer,
+        layer,
+        [name],
+    ]
+    groups = next(r for r in plan.regimes if r.name == "decode_4").groups
+    norms = [
+        a.buffer
+        for group in groups
+        for launch in group.launches
+        for a in launch.arguments
+        if a.name == "next_norm_ptr"
+    ]
+    within, after = "{layer}.post_attention_layernorm", "{layer+1}.input_layernorm"
+    layers = [f"model.layers.{norm}.weight" for norm in (within, after, within)]
+    assert norms == [*layers, "model.norm.weight"]
     assert_close(interpreter, config, graph, random, plan, provider, ("decode_4", "decode_2"))
 
 

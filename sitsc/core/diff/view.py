@@ -6,10 +6,10 @@ In: a `Plan`, of one rank or of several. Out: operators and launches of a layer 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sitsc.core.layer_names import LAYER, NEXT
 from sitsc.core.plan import KvGroup, Launch, Memory, Plan, Regime
 from sitsc.core.weight_spec import WeightSpec
 
-LAYER = "{layer}"
 REST = ""  # the name of what is in no layer
 
 
@@ -126,5 +126,5 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 
 def plain_name(buffer: str) -> str:
     """A weight's name without layer number, prefix and suffix: "mlp.down_proj"."""
-    parts = [part for part in buffer.split(".") if not part.isdigit() and part != LAYER]
+    parts = [part for part in buffer.split(".") if not part.isdigit() and part not in (LAYER, NEXT)]
     return ".".join(part for part in parts if part not in ("model", "layers", "weight")) or buffer
