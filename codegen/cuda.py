@@ -13,7 +13,7 @@ from sitsc.codegen.aot import compile_kernels
 from sitsc.codegen.cuda_attention import MERGES, Heads
 from sitsc.codegen.cuda_candidates import prefill_candidates
 from sitsc.codegen.cuda_experts import tile as experts_tile
-from sitsc.codegen.cuda_linear import Linear, workspace
+from sitsc.codegen.cuda_linear import Linear, scaling_programs, workspace
 from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.errors import CompileError
@@ -70,9 +70,10 @@ class CudaProvider:
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
         shown.pop("scaled", None)
-        if tile.pop("scaled", 0) and ahead is not None and _programs(op, tile) > 1:
-            shown["scaled"] = _programs(op, tile)
-            op = replace(op, scaled=shown["scaled"], next_offset=ahead)
+        scaled = scaling_programs(op.rows, tile) if tile.pop("scaled", 0) else 0
+        if scaled > 1 and ahead is not None:
+            shown["scaled"] = scaled
+            op = replace(op, scaled=scaled, next_offset=ahead)
         if choice.kernel.startswith(("gemv", "wide")):
             tile["tokens"] = tokens
         tile |= {name: bool(tile[name]) for name in ("ahead", "early") if name in tile}
@@ -213,12 +214,6 @@ class CudaProvider:
             num_partials=partials,
             num_counters=counters,
         )
-
-
-def _programs(op: Linear, tile: dict[str, int]) -> int:
-    """How many programs a kernel without a split has."""
-    groups = -(-op.rows // tile["block_n"])
-    return min(tile.get("programs") or groups, groups)
 
 
 def generate(

@@ -22,6 +22,7 @@ _GEMV_TOKENS = 4  # at most that many on CUDA cores
 _SKINNY_TOKENS = 128  # at most that many on tensor cores, weights on the M side
 _MOST_SPLITS = 64
 _SHARED_OPERANDS = (90, 100)  # tensor cores of these read operands from shared memory
+_TENSOR_ROWS = 64
 _PREFILL_ROWS = ((128, 8), (128, 4), (64, 4), (64, 8))  # rows and warps
 _THREAD_REGISTERS = 176  # of 255; the rest for addresses
 
@@ -122,20 +123,29 @@ def _skinny(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:
     block_t = max(8 if gpu.sm in _SHARED_OPERANDS else 16, power_of_two(tokens))
     blocks = [(*block, split) for block in _blocks(block_t) for split in (1, 2, 4, 8)]
     blocks.sort(key=lambda block: round(abs(math.log2(_filled(op, block, gpu) / 2))))
-    for ahead, (n, k, warps, split) in product((True, False), blocks):
+    folds = {n: _fold(op, n, block_t, gpu) for n, *_ in blocks}
+    ways = [(True, block, fold) for block in blocks for fold in {1, folds[block[0]]}]
+    ways += [(False, block, 1) for block in blocks]
+    for ahead, (n, k, warps, split), fold in ways:
         programs = -(-op.rows // n) * split
-        if (split > 1 and programs > 4 * gpu.num_sms) or op.columns % (split * k):
+        if (split > 1 and programs > 4 * gpu.num_sms) or op.columns % (split * k * fold):
             continue
         if op.norm and not _norm_fits(op, n, k, block_t, warps):
             continue
-        depth = -(-op.columns // (split * k))
-        most = min(depth + 1, _most_stages(op, n, k, block_t, ahead, gpu))
+        depth = -(-op.columns // (split * k * fold))
+        most = min(depth + 1, _most_stages(op, n * fold, k, block_t * fold, ahead, gpu))
         for stages in sorted({min(stages, most) for stages in (4, 6, 3, 5)} - {0, 1}):
             tile = {"block_t": block_t, "block_n": n, "block_k": k, "split": split}
             tile |= {"stages": stages, "ahead": ahead, "num_warps": warps}
-            yield Candidate("skinny", tile)
+            yield Candidate("skinny", tile | ({"fold": fold} if fold > 1 else {}))
             if not ahead:
                 yield Candidate("skinny", tile | {"prefetch_bytes": 1024})
+
+
+def _fold(op: Linear, n: int, block_t: int, gpu: CudaLimits) -> int:
+    """How often columns are folded: until tensor cores have 64 rows, where they want as many."""
+    may = gpu.sm in _SHARED_OPERANDS and not op.norm and n < _TENSOR_ROWS and block_t <= 32
+    return _TENSOR_ROWS // n if may else 1
 
 
 def _wide(op: Linear, tokens: int, gpu: CudaLimits) -> Iterator[Candidate]:

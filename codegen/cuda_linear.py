@@ -226,6 +226,12 @@ def wide(
     return make("wide", names, constants, block_t // 16, pdl, early, 1, **_parameters(op))
 
 
+def scaling_programs(rows: int, tile: dict[str, int]) -> int:
+    """How many programs a kernel without split columns has, which each leave a sum of squares."""
+    groups = -(-rows // tile["block_n"])
+    return min(tile.get("programs") or groups, groups)
+
+
 def workspace(op: Linear, source: KernelSource, tokens: int) -> tuple[int, int]:
     """(fp32 partial sums, int32 counters) that the kernel needs; (0, 0) without a split.
 

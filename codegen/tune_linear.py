@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sitsc.codegen.cuda_candidates import Candidate, candidates
-from sitsc.codegen.cuda_linear import Linear
+from sitsc.codegen.cuda_linear import Linear, scaling_programs
 from sitsc.core.hardware import CudaLimits
 from sitsc.core.tiles import (
     NORM_PROGRAMS,
@@ -52,6 +52,9 @@ def linear_choices(
     if programs := now.tile.get("separate_norm"):
         other = {"separate_norm": NORM_PROGRAMS if programs == 1 else 1}
         yield Choice(now.kernel, now.tile | other, 2)
+    if now.tile.get("scaled"):
+        yield from _scaled(op, now.tile, tokens, gpu, most)
+        return
     in_parts = bool(now.tile.get("parts"))
     if tokens >= _LIBRARY_TOKENS and not op.bias and (not in_parts or op.epilogue == "residual"):
         yield Choice("library", {}, 3)
@@ -110,6 +113,25 @@ def _in_parts(
     for family, one in enumerate(spread(found, most), 4):
         for tile in _tiles(one):
             yield Choice(one.template, tile, family)
+
+
+def _scaled(
+    op: Linear, now: dict[str, int], tokens: int, gpu: CudaLimits, most: int
+) -> Iterator[Choice]:
+    """Kernels of as many programs: the reader of a scaled sum adds a square from each of them."""
+    wanted = scaling_programs(op.rows, now)
+    found: list[Candidate] = []
+    for one in candidates(op, tokens, gpu):
+        programs = tuple(
+            tile.get("programs", 0)
+            for tile in _tiles(one)
+            if scaling_programs(op.rows, tile) == wanted and tile.get("split", 1) == 1
+        )
+        if programs:
+            found.append(replace(one, programs=programs if one.programs else ()))
+    for family, one in enumerate(spread(found, most), 4):
+        for tile in _tiles(one):
+            yield Choice(one.template, tile | {"scaled": 1}, family)
 
 
 def _leaving_parts(op: Linear) -> Linear:

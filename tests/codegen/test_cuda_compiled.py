@@ -16,7 +16,7 @@ from tests.codegen.ptx_order import Order, read_order
 from tests.gpu.kernel_cases import HEADS, MODELS, all_checks
 
 # What no kernel of a decode step writes, or writes only after the last that reads it.
-OLD = {"w_ptr", "norm_ptr", "bias_ptr", "inv_freq_ptr", "sinks_ptr"}
+OLD = {"w_ptr", "norm_ptr", "bias_ptr", "inv_freq_ptr", "sinks_ptr", "next_norm_ptr"}
 OLD |= {"block_table_ptr", "context_lens_ptr", "query_start_ptr"}
 CHOSEN = (
     "8b qkv, 1 token",
@@ -44,6 +44,11 @@ CHOSEN = (
     "glu",
     "advance",
     "place",
+    "8b o scaled, 7 tokens",
+    "3584 rows scaled",
+    "1b down scaled, 1 token",
+    "8b down scaled, 2 tokens",
+    "8b o scaled, registers",
     "experts of qwen3, 7 tokens",
     "experts of gpt-oss, 3 tokens",
     "experts in groups, 33 tokens",

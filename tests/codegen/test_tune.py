@@ -183,6 +183,32 @@ def test_alternatives_that_leave_parts_bring_the_kernels_that_add_them(tmp_path:
     )
 
 
+def test_alternatives_leave_as_many_sums_for_a_norm(tmp_path: Path, capfd):
+    """Residual sums that are scaled for a norm stay so: their readers add a sum of each program."""
+    shapes = ((64, 64, False, "residual", "bf16"), (64, 128, False, "residual", "bf16"))
+    tile = {"block_t": 8, "block_n": 32, "block_k": 32, "fold": 2, "stages": 2, "num_warps": 4}
+    tile |= {"split": 1, "ahead": 1, "scaled": 1}
+    entries = tuple(TileEntry(*shape, 3, 16, "skinny", tile, {}) for shape in shapes)
+    table, out = tmp_path / "table.json", tmp_path / "made"
+    table.write_text(table_text(TileTable(entries)))
+    arguments = ("tune", "build", "h100", "--model", "tiny-llama", "--tokens", "8", "--most", 6)
+    assert call(capfd, *arguments, "--table", table, "-o", out, "--json").code == 0
+    found = read_tune_set(out)
+    (chain,) = found.chains
+    residual = [
+        case
+        for case in chain.cases
+        if found.subjects[case.subject].shape.get("epilogue") == "residual"
+    ]
+    assert len({json.dumps(case.tile) for case in residual}) >= 4
+    for case in residual:
+        assert case.kernel == "skinny" and case.tile["scaled"] == 1
+        launches = [one for many in case.launches.values() for one in many]
+        assert {one.tile["scaled"] for one in launches} == {2}
+    fixed = {one.template for many in chain.fixed.values() for one in many}
+    assert "gather" in fixed and "rms_norm" not in fixed
+
+
 INPUTS = {"token_ids", "position_ids", "logit_rows", "block_table", "query_start", "context_lens"}
 
 

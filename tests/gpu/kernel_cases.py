@@ -14,6 +14,7 @@ from sitsc.codegen.triton_source import KernelSource
 from tests.attention_checks import DecodeCheck, RaggedCheck
 from tests.gpu.experts_cases import experts_checks
 from tests.gpu.hopper_cases import hopper_checks
+from tests.gpu.scaled_cases import scaled_checks
 from tests.gpu.wide_cases import wide_checks
 from tests.kernel_checks import (
     AdvanceCheck,
@@ -192,7 +193,8 @@ def _row_checks() -> dict[str, KernelCheck]:
 
 def all_checks() -> dict[str, KernelCheck]:
     """Every check by name."""
-    return _linear_checks() | _attention_checks() | _row_checks() | experts_checks()
+    found = _linear_checks() | _attention_checks() | _row_checks()
+    return found | experts_checks() | scaled_checks()
 
 
 def all_sources(sm: int) -> list[KernelSource]:
