@@ -8,13 +8,13 @@ the plan holds.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from sitsc.core.calibration import Calibration, calibration_for, measured_error
 from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
 from sitsc.passes.collectives import Topology
+from sitsc.passes.loads import MOST_BATCH, Load, closed, rising
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
@@ -22,20 +22,6 @@ from sitsc.passes.step_time import StepModel
 from sitsc.passes.workloads import Slo, Workload
 
 RESERVED = 0.06  # of a device's memory: the driver, libraries, graphs, what the allocator loses
-_BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A replica under load: its sequences, ms, and tokens a second of all replicas together.
-
-    `ttft_ms` is a prompt alone; `tpot_ms` includes the prompts of others between tokens.
-    """
-
-    batch: int
-    ttft_ms: float
-    tpot_ms: float
-    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +185,21 @@ class Search:
         except PartitionError as error:
             return Rejected(partition, error.what, error.hint)
         replica = self.replica(partition)
-        batch = max(1, math.ceil(workload.concurrency / partition.dp))
-        chunk = min(LARGEST_CHUNK, max(workload.lengths))
-        budget = replica.budget(self.usable, batch, chunk)
+        budget = self._budget(replica, partition.dp, workload)
         if (refused := self._memory(partition, budget, workload)) is not None:
             return refused
         most = self.most_batch(budget, workload)
         load = self._load(replica, partition.dp, workload, most)
         if load is None:
-            load = self._closed(replica, partition.dp, workload, most)
+            load = closed(replica, partition.dp, workload, most)
             rate = load.tokens_per_s / workload.output_tokens
             reason = f"sustains {rate:.3g} of {workload.rate:.3g} requests a second"
             return Rejected(partition, reason, "more devices", rate)
         return self._candidate(partition, replica, budget, workload, slo, load, most)
+
+    def _budget(self, replica: Replica, dp: int, workload: Workload) -> Budget:
+        batch = max(1, math.ceil(workload.concurrency / dp))
+        return replica.budget(self.usable, batch, min(LARGEST_CHUNK, max(workload.lengths)))
 
     @property
     def usable(self) -> float:
@@ -294,30 +282,7 @@ class Search:
 
     def most_batch(self, budget: Budget, workload: Workload) -> int:
         """Sequences that the KV cache of a replica holds."""
-        return max(1, min(_BATCHES[-1], int(budget.kv_tokens / workload.mean_tokens)))
-
-    def _at(self, replica: Replica, dp: int, workload: Workload, batch: int) -> Load:
-        """`batch` sequences in a replica at all times, each followed by another when it ends.
-
-        A sequence takes its own prompt, its tokens, and waits for the prompts of the others, each
-        of which takes the slowest stage for as long as it needs it.
-        """
-        outputs = workload.output_tokens
-        step = replica.decode(batch, workload.context).us
-        waits = (batch - 1) * fmean(replica.prefill_period_us(n) for n in workload.lengths)
-        first = fmean(replica.prefill(n).us for n in workload.lengths)
-        cycle = first + waits + outputs * step
-        ttft = replica.prefill(workload.prompt_tokens).us
-        return Load(
-            batch, ttft / 1e3, (step + waits / outputs) / 1e3, dp * batch * outputs / (1e-6 * cycle)
-        )
-
-    def _closed(self, replica: Replica, dp: int, workload: Workload, most: int) -> Load:
-        """The load of so many requests at once; those beyond the KV cache wait."""
-        batch = min(most, max(1, math.ceil(workload.concurrency / dp)))
-        load = self._at(replica, dp, workload, batch)
-        busy = min(dp, workload.concurrency)
-        return replace(load, tokens_per_s=load.tokens_per_s * busy / dp)
+        return max(1, min(MOST_BATCH, int(budget.kv_tokens / workload.mean_tokens)))
 
     def _load(self, replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
         """The load that a workload comes to; None when it brings more than can be served.
@@ -325,20 +290,16 @@ class Search:
         An open loop keeps rate · time of a request sequences in flight (Little's law).
         """
         if workload.rate <= 0:
-            return self._closed(replica, dp, workload, most)
+            return closed(replica, dp, workload, most)
         need = workload.rate * workload.output_tokens
-        steps = [b for b in _BATCHES if b < most] + [most]
-        for batch in steps:
-            load = self._at(replica, dp, workload, batch)
+        for load in rising(replica, dp, workload, most):
             if load.tokens_per_s >= need:
                 return replace(load, tokens_per_s=need)
         return None
 
     def loads(self, partition: Partition, workload: Workload, most: int) -> list[Load]:
         """The loads of more and more sequences, up to `most` in a replica."""
-        replica = self.replica(partition)
-        steps = [b for b in _BATCHES if b < most] + [most]
-        return [self._at(replica, partition.dp, workload, batch) for batch in steps]
+        return rising(self.replica(partition), partition.dp, workload, most)
 
     def _peak(
         self, partition: Partition, workload: Workload, slo: Slo, load: Load, most: int
@@ -380,11 +341,8 @@ class Search:
 
     def _speed(self, partition: Partition, workload: Workload) -> float:
         replica = self.replica(partition)
-        batch = max(1, math.ceil(workload.concurrency / partition.dp))
-        chunk = min(LARGEST_CHUNK, max(workload.lengths))
-        budget = replica.budget(self.usable, batch, chunk)
-        most = self.most_batch(budget, workload)
-        return self._closed(replica, partition.dp, workload, most).tokens_per_s
+        most = self.most_batch(self._budget(replica, partition.dp, workload), workload)
+        return closed(replica, partition.dp, workload, most).tokens_per_s
 
 
 def _gb(count: float) -> str:

@@ -62,7 +62,7 @@ def _ranked(report: Report, most: int) -> "Table":
             f"{shown.tpot_ms:.3f}",
             f"{shown.tokens_per_s:.0f}",
             f"{shown.tokens_per_s / report.found.devices:.0f}",
-            f"{shown.batch} × {c.partition.dp}",
+            _sequences(shown, c.partition.dp),
             _count(c.kv_tokens) if math.isfinite(c.budget.limit) else "no limit",
             f"{100 * c.comm_share:.0f} %",
             f"{100 * c.bubble:.0f} %",
@@ -70,6 +70,13 @@ def _ranked(report: Report, most: int) -> "Table":
             style="" if c.meets else "dim",
         )
     return table
+
+
+def _sequences(load: Load, replicas: int) -> str:
+    """ "1 or 2 × 8": of each replica × replicas, and how many requests find no room."""
+    fewest = load.sequences // replicas
+    each = str(fewest) if fewest == load.batch else f"{fewest} or {load.batch}"
+    return f"{each} × {replicas}" + (f", {load.waiting} wait" if load.waiting else "")
 
 
 def _shown(c: Candidate) -> Load:

@@ -1,0 +1,70 @@
+"""What a workload does to replicas: sequences of each, time between tokens, tokens a second.
+
+In: a replica's times, a workload, the sequences that its KV cache holds. Out: loads by the formulas
+of docs/partition.md. Knows nothing of limits or ranks.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from sitsc.passes.replica_time import Replica
+from sitsc.passes.workloads import Workload
+
+_STEPS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+MOST_BATCH = _STEPS[-1]  # sequences that a replica may have, as --max-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All replicas under load: `batch` sequences in the fullest, `sequences` in all, ms.
+
+    `ttft_ms` is a prompt alone; `tpot_ms` is that of the slowest replica and includes the prompts
+    of others between tokens; `waiting` requests find no room in any KV cache.
+    """
+
+    batch: int
+    sequences: int
+    waiting: int
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_s: float
+
+
+def even(replica: Replica, dp: int, workload: Workload, batch: int) -> Load:
+    """`batch` sequences in each replica at all times, each followed by another when it ends.
+
+    A sequence takes its own prompt, its tokens, and waits for the prompts of the others, each
+    of which takes the slowest stage for as long as it needs it.
+    """
+    outputs = workload.output_tokens
+    step = replica.decode(batch, workload.context).us
+    waits = (batch - 1) * fmean(replica.prefill_period_us(n) for n in workload.lengths)
+    first = fmean(replica.prefill(n).us for n in workload.lengths)
+    ttft, tpot = replica.prefill(workload.prompt_tokens).us, step + waits / outputs
+    speed = dp * batch * outputs / (1e-6 * (first + waits + outputs * step))
+    return Load(batch, dp * batch, 0, ttft / 1e3, tpot / 1e3, speed)
+
+
+def closed(replica: Replica, dp: int, workload: Workload, most: int) -> Load:
+    """So many requests at once, shared out: some replicas have one sequence more than the others.
+
+    Those beyond `most` in each replica wait.
+    """
+    held = min(workload.concurrency, dp * most)
+    fewer, more = divmod(held, dp)
+    parts = [(fewer + 1, more), (fewer, dp - more)]
+    loads = [even(replica, n, workload, batch) for batch, n in parts if n and batch]
+    return Load(
+        loads[0].batch,
+        held,
+        workload.concurrency - held,
+        loads[0].ttft_ms,
+        max(load.tpot_ms for load in loads),
+        sum(load.tokens_per_s for load in loads),
+    )
+
+
+def rising(replica: Replica, dp: int, workload: Workload, most: int) -> list[Load]:
+    """The loads of more and more sequences, up to `most` in each replica."""
+    steps = [step for step in _STEPS if step < most] + [most]
+    return [even(replica, dp, workload, batch) for batch in steps]

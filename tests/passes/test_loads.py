@@ -1,0 +1,94 @@
+"""Loads of replicas: against the simulator, and what holds for every load."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sitsc.core.parallel import Partition
+from sitsc.core.serving.scheduler import SchedulerLimits
+from sitsc.core.serving.simulator import Arrival, RequestTimes, Serving, simulate
+from sitsc.passes.batch_time import BatchTime
+from sitsc.passes.loads import closed, even
+from sitsc.passes.partition import Search
+from sitsc.passes.workloads import Slo, Workload
+from tests.partition_records import search
+
+ROUNDS = 12  # requests of each place in a closed loop
+ROOM = 2048
+
+
+@pytest.fixture(scope="module")
+def llama() -> Search:
+    return search("llama3-8b", 8)
+
+
+def served(where: Search, partition: Partition, workload: Workload) -> tuple[RequestTimes, ...]:
+    """The requests of a replay with as many at once as the workload says."""
+    sizes = SchedulerLimits(256, ROOM + 256, ROOM, 8192)
+    serving = Serving(sizes, 1 << 14, 64, partition.dp, 1)
+    one = Arrival(0.0, workload.prompt_tokens, workload.output_tokens)
+    cost = BatchTime(where.replica(partition))
+    many = [one] * (ROUNDS * workload.concurrency)
+    return simulate(many, serving, cost, concurrency=workload.concurrency).requests
+
+
+def speed(requests: tuple[RequestTimes, ...]) -> float:
+    """Tokens a second in the middle of a replay: neither the first prompts nor the last answers."""
+    last = max(r.ended for r in requests)
+    low, high = last / 4, 3 * last / 4
+
+    def share(r: RequestTimes) -> float:
+        inside = min(r.ended, high) - max(r.arrived, low)
+        return r.output_tokens * max(0.0, inside) / (r.ended - r.arrived)
+
+    return sum(map(share, requests)) / (high - low)
+
+
+# --- requests that do not divide by replicas --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("partition", "counts"),
+    [
+        (Partition(dp=8), (3, 9, 15, 17, 33)),
+        (Partition(tp=2, dp=4), (5, 15, 33)),
+        (Partition(tp=4, dp=2), (1, 15, 33)),
+    ],
+    ids=str,
+)
+def test_tokens_a_second_are_those_of_the_simulator(llama, partition, counts):
+    """With C requests at once on replicas that C does not divide by, within 4 %."""
+    for count in counts:
+        workload = Workload(concurrency=count)
+        requests = served(llama, partition, workload)
+        load = closed(llama.replica(partition), partition.dp, workload, 256)
+        assert load.tokens_per_s == pytest.approx(speed(requests), rel=0.04), count
+        slowest = max(r.tpot for r in requests)
+        assert load.sequences == count and load.waiting == 0
+        assert load.tpot_ms == pytest.approx(1e3 * slowest, rel=0.15), count
+
+
+@given(st.integers(1, 12), st.integers(1, 300), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_replicas_share_requests(llama, dp, count, most):
+    """Each request is somewhere; the sum is that of replicas alone; one more never hurts much."""
+    replica = llama.replica(Partition(tp=2))
+    load = closed(replica, dp, Workload(concurrency=count), most)
+    assert load.sequences + load.waiting == count
+    assert load.batch <= most and (load.waiting == 0 or load.sequences == dp * most)
+    parts = [load.sequences // dp + (i < load.sequences % dp) for i in range(dp)]
+    alone = [even(replica, 1, Workload(), batch) for batch in parts if batch]
+    assert load.batch == max(parts) and sum(parts) == load.sequences
+    assert load.tokens_per_s == pytest.approx(sum(one.tokens_per_s for one in alone))
+    assert load.tpot_ms == max(one.tpot_ms for one in alone)
+    more = closed(replica, dp, Workload(concurrency=count + 1), most)
+    assert more.tokens_per_s > 0.97 * load.tokens_per_s
+
+
+def test_the_choice_does_not_flip_between_crossovers(llama):
+    """At every count the fastest is that of the last crossover; a flip gains at once and after."""
+    found = llama.run(8, Workload(), Slo())
+    for count in (*range(1, 32), 40, 60, 90, 150, 250, 500, 1000):
+        best = llama.run(8, Workload(concurrency=count), Slo(), flips=False).ranked[0]
+        last = [f for f in found.flips if f.concurrency <= count][-1]
+        assert best.partition == last.partition, count
