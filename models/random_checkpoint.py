@@ -10,20 +10,16 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sitsc.models.parameters import Shapes, parameter_shapes
 from sitsc.models.presets import preset
 from sitsc.models.random_tokenizer import write_tokenizer
 
-DTYPES = {
-    "bfloat16": ("BF16", torch.bfloat16),
-    "float16": ("F16", torch.float16),
-    "float32": ("F32", torch.float32),
-}
+if TYPE_CHECKING:
+    import numpy as np
+
+DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}  # name, bytes
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -56,13 +52,13 @@ def write_random(
     ids = {k: config[k] for k in ("bos_token_id", "eos_token_id") if k in config}
     _write_json(out / "generation_config.json", ids)
     write_tokenizer(out, config)
-    shards = _split(shapes, DTYPES[dtype][1].itemsize, shard_bytes)
+    shards = _split(shapes, DTYPES[dtype][1], shard_bytes)
     for file, names in shards.items():
         with (out / file).open("wb") as stream:
             part = {name: shapes[name] for name in names}
             _write_shard(stream, part, dtype, seed, headers_only, len(config_layers(config)))
     if len(shards) > 1:
-        _write_index(out, shards, shapes, DTYPES[dtype][1].itemsize)
+        _write_index(out, shards, shapes, DTYPES[dtype][1])
     return out
 
 
@@ -107,25 +103,29 @@ def _write_shard(
     if headers_only:
         stream.truncate(8 + len(header) + data_bytes)
         return
+    import torch  # noqa: PLC0415  (a second, and headers need none of it)
+
     for name, shape in shapes.items():
         for values in _values(name, shape, seed, layers):
-            tensor = torch.from_numpy(values).to(DTYPES[dtype][1])
+            tensor = torch.from_numpy(values).to(getattr(torch, dtype))
             stream.write(tensor.view(torch.uint8).numpy().data)
 
 
 def _header(shapes: Shapes, dtype: str) -> tuple[bytes, int]:
-    stored, kind = DTYPES[dtype]
+    stored, itemsize = DTYPES[dtype]
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * kind.itemsize
+        start, end = end, end + math.prod(shape) * itemsize
         entries[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8), end
 
 
-def _values(name: str, shape: tuple[int, ...], seed: int, layers: int) -> Iterator[np.ndarray]:
+def _values(name: str, shape: tuple[int, ...], seed: int, layers: int) -> "Iterator[np.ndarray]":
     """Float32 slices of one tensor, from a stream that only its name and the seed decide."""
+    import numpy as np  # noqa: PLC0415  (a tenth of a second)
+
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     random = np.random.Generator(np.random.Philox(int.from_bytes(digest[:8], "little")))
     mean, deviation = _distribution(name, shape, layers)

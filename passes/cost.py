@@ -6,23 +6,25 @@ plus the fixed cost of a launch. Sizes of the step come by name ("tokens", "cont
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from sitsc.core.plan import Target
+from sitsc.passes.cost_formulas import Cost, active_experts, attention_cost, experts_share
 from sitsc.passes.fxutil import arguments, is_op, is_view, tensor, weight_of
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Bytes read and written, operations, and the dtype whose ceiling applies."""
-
-    bytes: int
-    flops: int
-    dtype: str
+__all__ = [
+    "Cost",
+    "Sizes",
+    "active_experts",
+    "attention_cost",
+    "cost_of",
+    "experts_share",
+    "predict_us",
+    "reached",
+]
 
 
 class Sizes:
@@ -81,16 +83,6 @@ def _linear(node: fx.Node, sizes: Sizes) -> Cost:
     return Cost(moved, 2 * rows * outputs * sizes.of(x.shape[-1]), dtype)
 
 
-def active_experts(experts: int, top_k: int, tokens: int) -> float:
-    """Distinct experts that `tokens` choose, on average, when each choice is as likely."""
-    return experts * (1 - (1 - top_k / experts) ** tokens)
-
-
-def experts_share(experts: int, top_k: int, tokens: int) -> float:
-    """The share of all experts that `tokens` choose, on average: whose weights are read."""
-    return active_experts(experts, top_k, tokens) / experts
-
-
 def _experts(node: fx.Node, sizes: Sizes) -> Cost:
     """The weights of the chosen experts are read once; a token computes `top_k` of them."""
     args = arguments(node)
@@ -103,25 +95,6 @@ def _experts(node: fx.Node, sizes: Sizes) -> Cost:
     moved += sum(sizes.nbytes(n) for n in node.all_input_nodes if n not in weights)
     dtype = spec.dtype if spec else "float32"
     return Cost(int(moved), 6 * rows * args["top_k"] * args["intermediate"] * hidden, dtype)
-
-
-def attention_cost(
-    tokens: int,
-    sequences: int,
-    context: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    itemsize: int,
-    window: int,
-) -> tuple[int, int]:
-    """(bytes of keys and values, operations): a new token sees context and what came before it."""
-    length = context + tokens // sequences
-    pairs = tokens * (context + (tokens // sequences + 1) / 2)
-    if window:
-        length, pairs = min(length, window), min(pairs, tokens * window)
-    moved = 2 * sequences * length * kv_heads * dim * itemsize
-    return moved, int(4 * pairs * heads * dim)
 
 
 def _attention(node: fx.Node, sizes: Sizes) -> Cost:

@@ -6,10 +6,17 @@ and how tensor parallelism would cut them. `record_maker.py` takes it from a gra
 
 from dataclasses import dataclass
 
-from sitsc.passes.cost import Cost, attention_cost, experts_share
+from sitsc.passes.cost_formulas import Cost, attention_cost, experts_share
 
 LINEAR, ATTENTION, EXPERTS = "linear", "attention", "experts"
 EMBEDDING, OTHER = "embedding", "other"
+# Roles, which `tp_roles.py` finds:
+WHOLE = "whole"  # every rank computes all of it
+COLUMN = "column"  # outputs are cut
+ROW = "row"  # inputs are cut; the sum over ranks is an all-reduce
+HEADS = "heads"  # attention, or whatever is computed head by head
+VOCABULARY = "vocabulary"  # outputs (or rows of a table) are tokens of the vocabulary
+BY_EXPERTS = "experts"  # routed experts; the sum over ranks is an all-reduce, or tokens travel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from sitsc.core.calibration import Calibration
 from sitsc.core.hardware import TargetData
 from sitsc.core.tiles import GEMV_TOKENS, SKINNY_TOKENS
-from sitsc.passes.cost import experts_share
-from sitsc.passes.model_record import ATTENTION, EMBEDDING, EXPERTS, LINEAR, Heads, Op
-from sitsc.passes.tp_roles import COLUMN, HEADS, ROW, VOCABULARY
+from sitsc.passes.cost_formulas import experts_share
+from sitsc.passes.model_record import (
+    ATTENTION,
+    COLUMN,
+    EMBEDDING,
+    EXPERTS,
+    HEADS,
+    LINEAR,
+    ROW,
+    VOCABULARY,
+    Heads,
+    Op,
+)
 
 _TILE = 128  # rows and columns of a tile of a library product
 _SPLIT_HEADS = 16  # as many sequences times KV heads leave most of a GPU idle

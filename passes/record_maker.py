@@ -15,17 +15,20 @@ from sitsc.passes.cuda_values import ELEMENTWISE, Values, is_lazy
 from sitsc.passes.fxutil import arguments, is_op, module_path, tensor, weight_of
 from sitsc.passes.model_record import (
     ATTENTION,
+    BY_EXPERTS,
     EMBEDDING,
     EXPERTS,
+    HEADS,
     LINEAR,
     OTHER,
+    ROW,
+    VOCABULARY,
     Experts,
     Heads,
     ModelRecord,
     Op,
 )
-from sitsc.passes.tp_roles import EXPERTS as BY_EXPERTS
-from sitsc.passes.tp_roles import HEADS, ROW, VOCABULARY, roles
+from sitsc.passes.tp_roles import roles
 
 Node = Any
 _TOKENS, _ROWS = (64, 128), (8, 16)

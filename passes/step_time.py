@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sitsc.passes.collectives import Topology, all_gather, all_reduce, all_to_all
-from sitsc.passes.model_record import EXPERTS, ModelRecord, Op
+from sitsc.passes.model_record import BY_EXPERTS, EXPERTS, VOCABULARY, ModelRecord, Op
 from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
-from sitsc.passes.tp_roles import EXPERTS as BY_EXPERTS
-from sitsc.passes.tp_roles import VOCABULARY
 
 _SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
 _LOGIT_BYTES = 4

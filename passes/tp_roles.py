@@ -10,14 +10,9 @@ from torch import fx
 
 from sitsc.passes.cuda_values import layers_by_node
 from sitsc.passes.fxutil import arguments, is_op, tensor
+from sitsc.passes.model_record import BY_EXPERTS, COLUMN, HEADS, ROW, VOCABULARY, WHOLE
 
 Node = Any
-WHOLE = "whole"  # every rank computes all of it
-COLUMN = "column"  # outputs are cut
-ROW = "row"  # inputs are cut; the sum over ranks is an all-reduce
-HEADS = "heads"  # attention, or whatever is computed head by head
-VOCABULARY = "vocabulary"  # outputs (or rows of a table) are tokens of the vocabulary
-EXPERTS = "experts"  # routed experts; the sum over ranks is an all-reduce, or tokens travel
 _ANCHORS = ("fused_linear", "addmm", "moe", "paged_attention", "packed_embedding", "embedding")
 
 
@@ -46,7 +41,7 @@ class _Roles:
         if is_op(node, "paged_attention"):
             return HEADS
         if is_op(node, "moe"):
-            return EXPERTS
+            return BY_EXPERTS
         if is_op(node, "fused_linear", "addmm"):
             return self._linear(node)
         return HEADS if any(self.cut.get(n) for n in node.all_input_nodes) else WHOLE

@@ -15,7 +15,13 @@ _SOURCES = (".py", ".j2", ".json", ".toml")
 @cache
 def versions() -> dict[str, str]:
     """Versions of everything that decides what code is generated."""
-    found = {"sitsc": __version__, "machine": platform.machine(), "c++": cxx.compiler_version()}
+    return tools() | {"machine": platform.machine(), "c++": cxx.compiler_version()}
+
+
+@cache
+def tools() -> dict[str, str]:
+    """Versions of everything that decides what a graph is."""
+    found = {"sitsc": __version__}
     for name in _TOOLS:
         try:
             found[name] = metadata.version(name)

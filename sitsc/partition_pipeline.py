@@ -6,7 +6,7 @@ Part of the pipeline; `sitsc partition` and, for several devices, the compiler c
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target
@@ -29,9 +29,11 @@ from sitsc.passes.partition_report import (
     pareto,
     points,
 )
-from sitsc.passes.record_maker import record_of
 from sitsc.passes.workloads import Slo, Workload, read_slo, read_workload
-from sitsc.pipeline import Progress, inspect
+from sitsc.record_cache import recorded
+
+if TYPE_CHECKING:
+    from sitsc.pipeline import Progress
 
 MOST_DEVICES = 1024
 
@@ -99,10 +101,19 @@ class Report:
 
 
 def record_model(
-    model: str | Path, options: CompileOptions, progress: Progress = lambda phase, share: None
+    model: str | Path, options: CompileOptions, progress: "Progress" = lambda phase, share: None
 ) -> ModelRecord:
-    """The record of a checkpoint as compiled with `options`. Raises SitscError."""
+    """The record of a checkpoint as compiled with `options`, from the cache if it is there.
+
+    Raises SitscError.
+    """
+    return recorded(model, options, lambda: _traced_record(model, options, progress))
+
+
+def _traced_record(model: str | Path, options: CompileOptions, progress: "Progress") -> ModelRecord:
     from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
+    from sitsc.passes.record_maker import record_of  # noqa: PLC0415
+    from sitsc.pipeline import inspect  # noqa: PLC0415
 
     checkpoint = inspect(model, options)
     facts = lowering.model_facts(checkpoint, options)

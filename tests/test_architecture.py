@@ -17,6 +17,7 @@ PIPELINE += (
     "packer.py",
     "build_info.py",
     "partition_pipeline.py",
+    "record_cache.py",
     "simulate_pipeline.py",
     "calibration_pipeline.py",
     "cpu_calibration.py",

@@ -8,9 +8,8 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from statistics import median
 from typing import Any
-
-import numpy as np
 
 from sitsc.core.errors import OptionError, PlanError
 from sitsc.core.records import from_value, to_value
@@ -102,6 +101,8 @@ def fitted(
 
     Least squares over relative errors; a latency or a time a byte below 0 counts as none.
     """
+    import numpy as np  # noqa: PLC0415  (a tenth of a second, and only measuring needs it)
+
     steps, share = STEPS[name](ranks)
     rows = np.array([[steps / t, share * size / t] for size, t in points])
     latency, per_byte = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)[0]
@@ -137,7 +138,7 @@ def fit_error(algorithms: dict[str, Algorithm]) -> float:
         for name, a in algorithms.items()
         for size, t in a.points
     ]
-    return float(f"{np.median(errors):.3g}") if errors else 0.3
+    return float(f"{median(errors):.3g}") if errors else 0.3
 
 
 ALGORITHM_OF = {
