@@ -4,7 +4,7 @@ In: a replica's times, a workload, the sequences that its KV cache holds. Out: l
 of docs/partition.md. Knows nothing of limits or ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from sitsc.passes.replica_time import Replica
@@ -68,3 +68,30 @@ def rising(replica: Replica, dp: int, workload: Workload, most: int) -> list[Loa
     """The loads of more and more sequences, up to `most` in each replica."""
     steps = [step for step in _STEPS if step < most] + [most]
     return [even(replica, dp, workload, batch) for batch in steps]
+
+
+def opened(replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
+    """The load that a rate of requests comes to; None when it is more than can be served.
+
+    An open loop keeps rate · time of a request sequences in flight (Little's law): the fewest in
+    each replica that give as many tokens a second as come in. Halved between two that were tried.
+    """
+    need = workload.rate * workload.output_tokens
+    loads = rising(replica, dp, workload, most)
+    at = next((i for i, load in enumerate(loads) if load.tokens_per_s >= need), None)
+    if at is None:
+        return None
+    low, found = loads[at - 1].batch if at else 0, loads[at]
+    while found.batch - low > 1:
+        middle = even(replica, dp, workload, (low + found.batch) // 2)
+        if middle.tokens_per_s >= need:
+            found = middle
+        else:
+            low = middle.batch
+    return replace(found, tokens_per_s=need)
+
+
+def sustained(replica: Replica, dp: int, workload: Workload, most: int) -> float:
+    """The most requests a second that replicas serve, with the best number of sequences."""
+    loads = rising(replica, dp, workload, most)
+    return max(load.tokens_per_s for load in loads) / workload.output_tokens

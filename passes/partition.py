@@ -14,7 +14,7 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
 from sitsc.passes.collectives import Topology
-from sitsc.passes.loads import MOST_BATCH, Load, closed, rising
+from sitsc.passes.loads import MOST_BATCH, Load, closed, opened, rising, sustained
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
@@ -189,17 +189,19 @@ class Search:
         if (refused := self._memory(partition, budget, workload)) is not None:
             return refused
         most = self.most_batch(budget, workload)
-        load = self._load(replica, partition.dp, workload, most)
-        if load is None:
-            load = closed(replica, partition.dp, workload, most)
-            rate = load.tokens_per_s / workload.output_tokens
+        arrive = opened if workload.rate > 0 else closed
+        if (load := arrive(replica, partition.dp, workload, most)) is None:
+            rate = sustained(replica, partition.dp, workload, most)
             reason = f"sustains {rate:.3g} of {workload.rate:.3g} requests a second"
             return Rejected(partition, reason, "more devices", rate)
         return self._candidate(partition, replica, budget, workload, slo, load, most)
 
     def _budget(self, replica: Replica, dp: int, workload: Workload) -> Budget:
-        batch = max(1, math.ceil(workload.concurrency / dp))
-        return replica.budget(self.usable, batch, min(LARGEST_CHUNK, max(workload.lengths)))
+        """Memory beside steps of all sequences that come, as far as the KV cache holds them."""
+        chunk = min(LARGEST_CHUNK, max(workload.lengths))
+        most = self.most_batch(replica.budget(self.usable, 1, chunk), workload)
+        asked = most if workload.rate > 0 else math.ceil(workload.concurrency / dp)
+        return replica.budget(self.usable, min(most, asked), chunk)
 
     @property
     def usable(self) -> float:
@@ -283,19 +285,6 @@ class Search:
     def most_batch(self, budget: Budget, workload: Workload) -> int:
         """Sequences that the KV cache of a replica holds."""
         return max(1, min(MOST_BATCH, int(budget.kv_tokens / workload.mean_tokens)))
-
-    def _load(self, replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
-        """The load that a workload comes to; None when it brings more than can be served.
-
-        An open loop keeps rate · time of a request sequences in flight (Little's law).
-        """
-        if workload.rate <= 0:
-            return closed(replica, dp, workload, most)
-        need = workload.rate * workload.output_tokens
-        for load in rising(replica, dp, workload, most):
-            if load.tokens_per_s >= need:
-                return replace(load, tokens_per_s=need)
-        return None
 
     def loads(self, partition: Partition, workload: Workload, most: int) -> list[Load]:
         """The loads of more and more sequences, up to `most` in a replica."""

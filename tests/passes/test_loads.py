@@ -4,16 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sitsc.core.errors import PartitionError
 from sitsc.core.parallel import Partition
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.core.serving.simulator import Arrival, RequestTimes, Serving, simulate
+from sitsc.passes.arrivals import draw
 from sitsc.passes.batch_time import BatchTime
-from sitsc.passes.loads import closed, even
-from sitsc.passes.partition import Search
+from sitsc.passes.loads import closed, even, opened, sustained
+from sitsc.passes.partition import Candidate, Rejected, Search
 from sitsc.passes.workloads import Slo, Workload
 from tests.partition_records import search
 
+LOAD = Workload()
 ROUNDS = 12  # requests of each place in a closed loop
+ARRIVALS = 1000  # requests of an open loop
 ROOM = 2048
 
 
@@ -23,13 +27,17 @@ def llama() -> Search:
 
 
 def served(where: Search, partition: Partition, workload: Workload) -> tuple[RequestTimes, ...]:
-    """The requests of a replay with as many at once as the workload says."""
+    """The requests of a replay: as many at once as the workload says, or at its rate."""
     sizes = SchedulerLimits(256, ROOM + 256, ROOM, 8192)
     serving = Serving(sizes, 1 << 14, 64, partition.dp, 1)
-    one = Arrival(0.0, workload.prompt_tokens, workload.output_tokens)
+    at_once = 0 if workload.rate else workload.concurrency
+    times = [a.at for a in draw(ARRIVALS, workload.rate, 0).arrivals] if workload.rate else []
+    many = [
+        Arrival(at, workload.prompt_tokens, workload.output_tokens)
+        for at in times or [0.0] * (ROUNDS * at_once)
+    ]
     cost = BatchTime(where.replica(partition))
-    many = [one] * (ROUNDS * workload.concurrency)
-    return simulate(many, serving, cost, concurrency=workload.concurrency).requests
+    return simulate(many, serving, cost, concurrency=at_once).requests
 
 
 def speed(requests: tuple[RequestTimes, ...]) -> float:
@@ -92,3 +100,51 @@ def test_the_choice_does_not_flip_between_crossovers(llama):
         best = llama.run(8, Workload(concurrency=count), Slo(), flips=False).ranked[0]
         last = [f for f in found.flips if f.concurrency <= count][-1]
         assert best.partition == last.partition, count
+
+
+# --- requests that come at a rate -------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([(2, 1, 1, 4), (1, 1, 1, 8), (4, 1, 1, 2), (1, 4, 1, 2)]), st.floats(0.5, 60)
+)
+@settings(max_examples=25, deadline=None)
+def test_a_rate_takes_no_more_sequences_than_it_needs(llama, numbers, rate):
+    """Enough tokens a second, not enough with one sequence less in each replica."""
+    partition, workload = Partition(*numbers), Workload(rate=rate)
+    replica, need = llama.replica(partition), rate * Workload().output_tokens
+    load = opened(replica, partition.dp, workload, 384)
+    assert load is not None and load.tokens_per_s == need
+    enough = even(replica, partition.dp, workload, load.batch)
+    assert enough.tokens_per_s >= need and enough.tpot_ms == load.tpot_ms
+    if load.batch > 1:
+        assert even(replica, partition.dp, workload, load.batch - 1).tokens_per_s < need
+
+
+def test_a_rate_is_as_fast_as_in_the_simulator(llama):
+    """Where eight devices are busy but not full: the mean TPOT, to a fifth."""
+    partition, workload = Partition(tp=2, dp=4), Workload(rate=70.0)
+    requests = served(llama, partition, workload)
+    load = opened(llama.replica(partition), partition.dp, workload, 384)
+    mean = 1e3 * sum(r.tpot for r in requests) / len(requests)
+    assert load is not None and mean < load.tpot_ms < 1.2 * mean
+
+
+def test_what_is_sustained_is_the_most(llama):
+    """It is served, a little more is not, and the one refused for its rate is nearest by it."""
+    best = {}
+    for numbers in ((2, 1, 1, 4), (1, 1, 1, 8), (4, 1, 1, 2)):
+        partition = Partition(*numbers)
+        made = llama.evaluate(partition, Workload(rate=1000.0), Slo())
+        assert isinstance(made, Rejected)
+        best[partition] = made.rate
+        for share, kind in ((0.999, Candidate), (1.001, Rejected)):
+            workload = Workload(rate=share * made.rate)
+            assert isinstance(llama.evaluate(partition, workload, Slo()), kind)
+        most = llama.most_batch(llama.evaluate(partition, Workload(rate=1.0), Slo()).budget, LOAD)
+        replica = llama.replica(partition)
+        assert sustained(replica, partition.dp, LOAD, most) == pytest.approx(made.rate)
+    nearest = max(best, key=lambda p: best[p])
+    with pytest.raises(PartitionError, match=f"{nearest.text()} comes nearest") as caught:
+        llama.run(8, Workload(rate=1000.0), Slo())
+    assert f"with {best[nearest]:.3g}" in str(caught.value)
