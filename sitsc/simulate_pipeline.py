@@ -14,7 +14,7 @@ from sitsc.core.parallel import Partition
 from sitsc.core.plan import Plan, PrefillCut
 from sitsc.core.records import to_value
 from sitsc.core.serving.latency import Percentiles, Summary, percentiles, summarise
-from sitsc.core.serving.limits import limits_of
+from sitsc.core.serving.limits import chunks_of, limits_of
 from sitsc.core.serving.scheduler import SchedulerLimits, pieces
 from sitsc.core.serving.simulator import Arrival, Cost, Serving, replay_prompts, simulate
 from sitsc.partition_pipeline import CPU_LINK, GPU_LINK, Asked, record_model, searcher
@@ -140,14 +140,14 @@ def of_model(
     best = _best(search, asked.devices, workload, partition)
     replica = search.replica(best.partition)
     serving = _serving(search, best, sizes)
+    cuts = prefill_cuts(replica, record.max_context, serving.limits.prefill_chunk_tokens)
+    serving = replace(serving, limits=replace(serving.limits, chunks=chunks_of(cuts)))
     cost = BatchTime(replica)
     progress("replay", 0.0)
     summary = summarise(
         simulate(requests.arrivals, serving, cost, concurrency=requests.concurrency)
     )
     progress("regimes", 0.0)
-    longest = max(arrival.prompt_tokens for arrival in requests.arrivals)
-    cuts = prefill_cuts(replica, longest, serving.limits.prefill_chunk_tokens)
     own = search.machine.calibration
     return Report(
         model=record.architecture,
@@ -258,7 +258,7 @@ def _serving(search: Search, best: Candidate, sizes: Sizes) -> Serving:
 def compare(
     requests: Requests, cuts: tuple[PrefillCut, ...], serving: Serving, cost: Cost
 ) -> tuple[Regime, ...]:
-    """Prompts of one replica cut as the plan says for their length, and all by the same chunk.
+    """Prompts of one replica cut by their length, as the scheduler does, and all by one chunk.
 
     Prompts alone, without the tokens that follow; of a closed loop each on idle stages. Empty when
     the plan says nothing.

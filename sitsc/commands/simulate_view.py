@@ -36,12 +36,13 @@ def _facts(report: Report) -> list[str]:
         load = "all at once" if math.isinf(report.rate) else f"{report.rate:.3g} a second"
     summary = report.summary
     flying = f"{serving.in_flight} step{'s' if serving.in_flight > 1 else ''} in flight"
+    chunks = "prompts cut by length, at most" if limits.chunks else "chunks of"
     return [
         f"model      {report.model}",
         f"devices    {report.partition.num_ranks} × {report.target}: {report.partition.text()}",
         f"workload   {summary.requests} requests, {load}; {summary.prompt_tokens} tokens in,"
         f" {summary.output_tokens} out",
-        f"replica    {limits.max_batch} sequences, chunks of {limits.prefill_chunk_tokens},"
+        f"replica    {limits.max_batch} sequences, {chunks} {limits.prefill_chunk_tokens},"
         f" {flying}, {serving.num_pages} pages of"
         f" {serving.page_tokens} tokens",
         f"times      {report.times_from}",

@@ -12,6 +12,7 @@ from sitsc.core.errors import CapacityError, OptionError, PartitionError, PlanEr
 from sitsc.core.parallel import Partition
 from sitsc.core.plan import PrefillCut, Rank, Stage, read_plan
 from sitsc.core.serving.latency import summarise
+from sitsc.core.serving.limits import chunks_of
 from sitsc.core.serving.scheduler import SchedulerLimits
 from sitsc.core.serving.simulator import (
     Arrival,
@@ -21,10 +22,12 @@ from sitsc.core.serving.simulator import (
     replay_prompts,
     simulate,
 )
-from sitsc.partition_pipeline import Asked
+from sitsc.partition_pipeline import Asked, Candidate
 from sitsc.passes.batch_time import BatchTime
+from sitsc.passes.partition_report import parallel_of
 from sitsc.passes.prefill_cuts import cut_for, prefill_cuts
 from sitsc.passes.replica_time import CHUNKS
+from sitsc.passes.workloads import Slo, Workload
 from sitsc.simulate_pipeline import (
     Degrees,
     Report,
@@ -99,6 +102,39 @@ def test_cuts_by_length_are_not_worse_than_any_fixed_chunk(partition: Partition)
     assert planned <= 1.01 * min(fixed), (planned, fixed)
     if partition.pp > 1:
         assert planned < 0.8 * max(fixed)
+
+
+@pytest.mark.parametrize("degrees", [(1, 1), (4, 1), (1, 2), (1, 4), (1, 8), (2, 2)], ids=str)
+@pytest.mark.parametrize("tokens", [300, 2048, 8000])
+def test_a_lone_prompt_takes_what_its_cut_predicts(degrees: tuple[int, int], tokens: int) -> None:
+    """The replay cuts prompts by length, as the plan and the ranking do; one chunk is slower."""
+    tp, pp = degrees
+    made = replay(tp * pp, Degrees(tp, pp), Requests((Arrival(0.0, tokens, 16),), 1))
+    simulated, fixed = made.summary.ttft_ms.p50, made.regimes[0].fixed_ms.p50
+    ranked = search("llama3-8b", tp * pp).evaluate(
+        Partition(tp, pp), Workload(tokens, 16, 1), Slo()
+    )
+    assert isinstance(ranked, Candidate)
+    # The ranking puts no limit on a step: one stage takes even the longest prompt in one piece.
+    apart = 0.01 if pp > 1 or tokens <= made.fixed_chunk else 0.06
+    assert simulated == pytest.approx(ranked.ttft_ms, rel=apart)
+    assert simulated == pytest.approx(made.regimes[0].planned_ms.p50, rel=1e-9)
+    assert simulated <= 1.01 * fixed
+    if pp == 4 and tokens > 300:
+        assert simulated < 0.8 * fixed
+
+
+def test_the_scheduler_has_the_cuts_of_the_plan() -> None:
+    """Up to the step's tokens, which --chunk may make fewer."""
+    found = search("llama3-8b", 4)
+    chosen = found.evaluate(Partition(pp=4), Workload(), Slo())
+    assert isinstance(chosen, Candidate)
+    one = Requests((Arrival(0.0, 4000, 2),), 1)
+    for most in (512, 2048):
+        made = replay(4, Degrees(pp=4), one, Sizes(chunk_tokens=most))
+        cuts = parallel_of(found, found.run(4, Workload(), Slo()), chosen, most).cuts
+        assert made.serving.limits.chunks == chunks_of(cuts)
+        assert made.fixed_chunk == most >= max(chunk for _, chunk in made.serving.limits.chunks)
 
 
 def test_the_best_partition_or_the_one_asked_for() -> None:

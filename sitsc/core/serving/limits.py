@@ -1,6 +1,8 @@
 """The scheduler's limits as a plan states them, for the engine and for the simulator."""
 
-from sitsc.core.plan import Plan
+from collections.abc import Sequence
+
+from sitsc.core.plan import Plan, PrefillCut
 from sitsc.core.serving.scheduler import SchedulerLimits
 
 _GPU = "sm_"
@@ -20,5 +22,10 @@ def limits_of(plan: Plan) -> SchedulerLimits:
         max_context=plan.tokens.max_context,
         micro_batches=plan.parallel.pp,
         tokens_ahead=plan.parallel.pp > 1 and plan.target.isa.startswith(_GPU),
-        chunks=tuple((cut.high_tokens, cut.chunk_tokens) for cut in plan.parallel.cuts),
+        chunks=chunks_of(plan.parallel.cuts),
     )
+
+
+def chunks_of(cuts: Sequence[PrefillCut]) -> tuple[tuple[int, int], ...]:
+    """Cuts of prompts as the scheduler takes them: (up to so many tokens, their chunk)."""
+    return tuple((cut.high_tokens, cut.chunk_tokens) for cut in cuts)
