@@ -62,6 +62,8 @@ def gather(
     table_dtype: str = "bf16",
     clear: int = 0,
     parts_dtype: str = "fp32",
+    scaled: int = 0,
+    offset: float = 0.0,
     block: int = 1024,
     num_warps: int = 4,
     pdl: bool = True,
@@ -70,19 +72,28 @@ def gather(
     """y [rows, columns] = table[ids]: an embedding, times `scale`, or the rows that need logits.
 
     `clear` sums in parts_ptr [clear, rows, columns] become zero: the first layer adds what each
-    later one finds there.
+    later one finds there. With `scaled`, y also goes times offset + norm_ptr to scaled_ptr, and so
+    many sums of squares a row to squares_ptr, as a residual layer leaves them.
     """
     kinds = {"table_ptr": f"*{table_dtype}", "ids_ptr": "*i64", "y_ptr": f"*{out_dtype}"}
     kinds |= {"parts_ptr": f"*{parts_dtype}"} if clear else {}
+    block = min(block, power_of_two(columns))
+    constants = {"H": columns, "BLOCK": block}
+    if scaled:
+        kinds |= {"norm_ptr": "*bf16", "scaled_ptr": "*bf16", "squares_ptr": "*fp32"}
+        constants["BLOCK"] = max(block, power_of_two(-(-columns // scaled)))
+        constants["ENTRIES"] = power_of_two(scaled)
     return make(
         "gather",
         tuple(kinds.items()),
-        {"H": columns, "BLOCK": min(block, power_of_two(columns))},
+        constants,
         num_warps,
         pdl,
         early,
         scale=scale,
         clear=clear,
+        scaled=scaled,
+        offset=offset,
     )
 
 

@@ -15,7 +15,6 @@ from sitsc.passes.cuda_refs import Ref, packed
 from sitsc.passes.fxutil import arguments, is_op, weight_of
 
 Node = Any
-_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +115,23 @@ class NormAheadOps(RankOps):
 
     # --- repeated layers ----------------------------------------------------------------------
 
-    def scale_first(self, node: Node, out: Ref) -> None:
-        """Scale the value before repeated layers as each of them scales what it hands on."""
+    def scaled_first(self, node: Node, out: Ref) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The shape and arguments for a value before repeated layers that is scaled as theirs are.
+
+        Both empty where they scale nothing.
+        """
         theirs, reader = self.following.get(node), self._normed_by(node)
         if theirs is None or reader is None or not is_op(theirs, "fused_linear"):
-            return
+            return {}, {}
         ahead = self.norm_ahead(theirs)
         info = None if ahead is None else self.asked_for(theirs, parts=False, ahead=ahead)[1]
         if info is None or not scales(info):
-            return
+            return {}, {}
         a, left = arguments(reader), self._scaled_places(out, info.tile["scaled"])
-        shape = {"columns": out.shape[-1], "eps": a["eps"], "offset": a["offset"]}
-        shape |= {"blocks": left.count, "x_dtype": _SHORT[out.dtype]}
-        norm = self.provider.make("rms_norm", **shape, weight=True, count=self.count(node))
-        bound = {"x_ptr": out, "norm_ptr": self.place(a["norm_weight"])}
-        bound |= {"y_ptr": left.rows, "squares_ptr": left.squares}
-        self.kernel(norm, bound, node, counted=False)
         self.scaled[out.buffer] = left
+        bound = {"scaled_ptr": left.rows, "squares_ptr": left.squares}
+        bound |= {"norm_ptr": self.place(a["norm_weight"])}
+        return {"scaled": left.count, "offset": a["offset"]}, bound
 
     def begin_layers(self) -> dict[str, Any]:
         """Like that of parts: where the first of repeated layers finds no scaled rows, none do."""

@@ -72,16 +72,15 @@ class KernelOps(ExpertOps):
         sums = self.embedded_parts(scaled, out)
         if sums is not None:
             kind |= {"clear": sums.count, "parts_dtype": SHORT[sums.parts.dtype]}
+        shape, more = ({}, {}) if sums is not None else self.scaled_first(scaled, out)
         info = self.provider.make(
-            "gather", columns=a["hidden"], scale=scale, count=self.count(node), **kind
+            "gather", columns=a["hidden"], scale=scale, count=self.count(node), **kind, **shape
         )
         bound = {"ids_ptr": self.rows(a["ids"]), "table_ptr": self.place(a["weight"])}
         bound |= {"y_ptr": out} if sums is None else {"y_ptr": out, "parts_ptr": sums.parts}
-        self.kernel(info, bound, node)
+        self.kernel(info, bound | more, node)
         if sums is not None:
             self.waiting[out.buffer] = sums
-        else:
-            self.scale_first(scaled, out)
 
     def rope_table(self, node: Node) -> None:
         """Cosines and sines of the step's positions."""

@@ -1,6 +1,6 @@
 """A residual sum that its kernel scales for the norm after it, and the layer that reads it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,6 +10,43 @@ from sitsc.codegen.cuda_templates import Sizes, grid, instance
 from sitsc.codegen.triton_source import KernelSource
 from sitsc.core.ops.linear import fused_linear_reference
 from tests.kernel_checks import BF16, NAMES, TYPES, Check, Inputs, Prepared, Tile, launch
+
+
+@dataclass(frozen=True)
+class ScaledGatherCheck:
+    """An embedding scaled for the norm of the first layer, with `count` sums of squares a row."""
+
+    rows: int
+    columns: int
+    count: int
+    scale: float = 1.0
+    offset: float = 0.0
+    out_dtype: str = "fp32"
+    tile: Tile = field(default_factory=dict)
+
+    def sources(self, pdl: bool) -> list[KernelSource]:
+        shape = {"columns": self.columns, "scale": self.scale, "out_dtype": self.out_dtype}
+        shape |= {"scaled": self.count, "offset": self.offset}
+        return [instance("gather", pdl=pdl, **shape, **self.tile)]
+
+    def prepare(self, device: str, pdl: bool) -> Prepared:
+        (source,), make = self.sources(pdl), Inputs(device)
+        table, gain = make.normal(100, self.columns), 1 + make.normal(self.columns, scale=0.1)
+        ids, kind = make.integers(100, self.rows), TYPES[self.out_dtype]
+        rows = make.poison(self.rows, self.columns)
+        y = make.poison(self.rows, self.columns, dtype=kind)
+        squares = make.poison(self.rows, self.count, dtype=torch.float32)
+        want = (table[ids].float() * self.scale).to(kind)
+        values = {"table_ptr": table, "ids_ptr": ids, "y_ptr": y, "norm_ptr": gain}
+        values |= {"scaled_ptr": rows, "squares_ptr": squares}
+        step = launch(source, Sizes(tokens=self.rows), values)
+        scaled = (want.float() * (self.offset + gain.float())).to(BF16)
+        checks = (
+            Check("y", y, want),
+            Check("scaled", rows, scaled, 4e-3),
+            Check("squares", squares.t(), want.float().square().sum(1), 1e-4, parts=True),
+        )
+        return Prepared((step,), checks)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ CHOSEN = (
     "1b down scaled, 1 token",
     "8b down scaled, 2 tokens",
     "8b o scaled, registers",
+    "embedding scaled, 1 row",
     "experts of qwen3, 7 tokens",
     "experts of gpt-oss, 3 tokens",
     "experts in groups, 33 tokens",

@@ -14,7 +14,7 @@ from sitsc.codegen.cuda_linear import Linear, gemv, gemv_walk, skinny, wide
 from sitsc.codegen.interpreter import Interpreter
 from sitsc.core.errors import CompileError
 from tests.kernel_checks import KernelCheck, LinearCheck, Tile
-from tests.scaled_checks import ScaledCheck
+from tests.scaled_checks import ScaledCheck, ScaledGatherCheck
 
 EPS = 1e-5
 SUM = Linear(33, 64, epilogue="residual", out_dtype="fp32")
@@ -70,6 +70,22 @@ def test_gemv(interpreter, dtype, programs, tokens, stages):
 def test_gemv_walk(interpreter, pair):
     one, two = (WALK if name == "gemv_walk" else GEMV for name in pair)
     verify(interpreter, ScaledCheck(SUM, NORMED, 2, one, two, pair, 3))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    columns=st.integers(1, 90),
+    count=st.integers(2, 40),
+    block=st.sampled_from([8, 32, 1024]),
+    scaling=st.sampled_from([(1.0, 0.0), (48.0, 1.0)]),
+    dtype=st.sampled_from(["bf16", "fp32"]),
+)
+def test_embeddings(interpreter, rows, columns, count, block, scaling, dtype):
+    """However many programs share a row, all sums of squares are written, each square in one."""
+    scale, offset = scaling
+    check = ScaledGatherCheck(rows, columns, count, scale, offset, dtype, {"block": block})
+    verify(interpreter, check)
 
 
 @settings(max_examples=10, deadline=None)

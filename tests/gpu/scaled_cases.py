@@ -2,7 +2,7 @@
 
 from sitsc.codegen.cuda_linear import Linear
 from tests.kernel_checks import KernelCheck, LinearCheck, Tile
-from tests.scaled_checks import ScaledCheck
+from tests.scaled_checks import ScaledCheck, ScaledGatherCheck
 
 EPS = 1e-5
 FOLD: Tile = {"ahead": True, "fold": 2, "block_n": 32, "block_k": 128, "stages": 6}
@@ -56,6 +56,8 @@ def scaled_checks() -> dict[str, KernelCheck]:
         "8b o scaled, registers": ScaledCheck(
             o, gate_up, 1, {"block_n": 2, "block_k": 4096}, REGISTERS, one, 264
         ),
+        "embedding scaled": ScaledGatherCheck(8, 4096, 128, offset=1.0),
+        "embedding scaled, 1 row": ScaledGatherCheck(1, 2048, 342, 48.0, out_dtype="bf16"),
         "8b down folded": LinearCheck("skinny", down, 8, FOLD | more, in_place=True),
         "8b gate_up folded": LinearCheck(
             "skinny", Linear(14336, 4096, epilogue="glu"), 8, FOLD | small | {"stages": 3}
