@@ -46,14 +46,25 @@ class Requests:
         return Workload(middle, output, rate=self.rate, prompts=lengths)
 
 
-def draw(count: int, rate: float, seed: int, *, concurrency: int = 0) -> Requests:
+def draw(
+    count: int,
+    rate: float,
+    seed: int,
+    *,
+    concurrency: int = 0,
+    prompt_tokens: int = 0,
+    output_tokens: int = 0,
+) -> Requests:
     """`count` requests: arrivals a Poisson process of `rate`, lengths as chats have them.
 
-    Prompts are log-normal around 512 tokens, 16 to 4,096 of them; outputs even between 32 and 256.
-    The same seed gives the same lengths at any rate, and arrivals that scale with it.
-    Raises OptionError.
+    Prompts are log-normal around 512 tokens, 16 to 4,096 of them; outputs even between 32 and 256;
+    `prompt_tokens` and `output_tokens` above 0 are for all alike. The same seed gives the same
+    lengths at any rate, and arrivals that scale with it. Raises OptionError.
     """
     check(count, rate, concurrency)
+    for name, tokens in (("--prompt", prompt_tokens), ("--output", output_tokens)):
+        if tokens < 0:
+            raise OptionError(f"{name} {tokens}", hint="1 token or more, 0 for lengths as drawn")
     if not rate and not concurrency:
         raise OptionError("a workload needs a rate", hint="--rate, --concurrency or --workload")
     gaps, prompts, outputs = (random.Random(f"{seed} {name}") for name in ("at", "in", "out"))
@@ -62,7 +73,8 @@ def draw(count: int, rate: float, seed: int, *, concurrency: int = 0) -> Request
         now += gaps.expovariate(1.0) / rate if rate else 0.0
         length = round(_MEDIAN * math.exp(prompts.gauss(0.0, _SPREAD)))
         length = min(_LONGEST, max(_SHORTEST, length))
-        found.append(Arrival(now, length, outputs.randint(*_OUTPUTS)))
+        output = outputs.randint(*_OUTPUTS)
+        found.append(Arrival(now, prompt_tokens or length, output_tokens or output))
     return Requests(tuple(found), concurrency)
 
 

@@ -8,6 +8,7 @@ import typer
 from sitsc.commands.output import Json, phases, print_json, workload_text
 from sitsc.commands.plan import read
 from sitsc.commands.tune import model_folder
+from sitsc.core import plan_file
 from sitsc.core.errors import OptionError
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ _MANIFEST, _TARGET = "manifest.json", "h200"
 
 def simulate(
     model: Annotated[
-        str, typer.Argument(help="A preset, a model, an artifact or a plan.json.", metavar="MODEL")
+        str,
+        typer.Argument(
+            help="A preset, a model, an artifact or a plan (.json, .json.xz).", metavar="MODEL"
+        ),
     ],
     target: Annotated[
         str, typer.Option(help="What each device is, h200 unless said; an artifact says it.")
@@ -34,6 +38,8 @@ def simulate(
     workload: Annotated[
         Path | None, typer.Option(help="Requests, or sizes with a rate, as JSON.")
     ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt; 0: as drawn.")] = 0,
+    output: Annotated[int, typer.Option(help="Tokens of an output; 0: as drawn.")] = 0,
     rate: Annotated[float | None, typer.Option(help="Requests a second on all replicas.")] = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Requests at once: one comes when another ends.")
@@ -56,7 +62,7 @@ def simulate(
     for name, degree in (("--tp", tp), ("--pp", pp), ("--ep", ep), ("--dp", dp)):
         if not 0 <= degree <= 1024:
             raise OptionError(f"{name} {degree} is outside 1..1024", hint="or leave it out")
-    load = _requests(workload, rate, concurrency, requests, seed)
+    load = _requests(workload, rate, concurrency, requests, seed, prompt, output)
     degrees, sizes = pipeline.Degrees(tp, pp, ep, dp), pipeline.Sizes(max_batch, chunk, kv_tokens)
     if _is_plan(Path(model)):
         told = (target, devices, tp, pp, ep, max_batch, chunk, kv_tokens, max_context)
@@ -83,7 +89,8 @@ def simulate(
 
 
 def _is_plan(place: Path) -> bool:
-    return (place / _MANIFEST).exists() or (place.is_file() and place.suffix == ".json")
+    named = place.name.endswith((plan_file.PLAIN, plan_file.COMPRESSED))
+    return (place / _MANIFEST).exists() or (place.is_file() and named)
 
 
 def _requests(
@@ -92,6 +99,8 @@ def _requests(
     concurrency: int | None,
     requests: int | None,
     seed: int,
+    prompt: int,
+    output: int,
 ) -> "Requests":
     """The requests of a file, or drawn. Raises OptionError."""
     from sitsc.simulate_pipeline import REQUESTS, draw, read_requests  # noqa: PLC0415
@@ -103,7 +112,17 @@ def _requests(
     if requests is not None and requests < 1:
         raise OptionError(f"--requests {requests}: nothing to replay", hint="1 or more")
     if workload is None:
-        return draw(requests or REQUESTS, rate or 0.0, seed, concurrency=concurrency or 0)
+        return draw(
+            requests or REQUESTS,
+            rate or 0.0,
+            seed,
+            concurrency=concurrency or 0,
+            prompt_tokens=prompt,
+            output_tokens=output,
+        )
+    for name, size in (("prompt", prompt), ("output", output)):
+        if size:
+            raise OptionError(f"--{name} beside --workload", hint="the file says it, leave one out")
     return read_requests(
         workload_text(workload),
         workload.name,

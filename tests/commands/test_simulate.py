@@ -11,6 +11,7 @@ from sitsc.commands.simulate_view import show
 from sitsc.core.errors import CapacityError, OptionError, PartitionError, PlanError
 from sitsc.core.parallel import Partition
 from sitsc.core.plan import PrefillCut, Rank, Stage, read_plan
+from sitsc.core.plan_file import write_text
 from sitsc.core.serving.latency import summarise
 from sitsc.core.serving.limits import chunks_of
 from sitsc.core.serving.scheduler import SchedulerLimits
@@ -209,9 +210,38 @@ def test_a_model(tmp_path: Path, capfd) -> None:
 
 def test_a_plan(capfd) -> None:
     arguments = ("simulate", GOLDEN_PLAN, "--concurrency", 3, "--requests", 12)
-    call(capfd, *arguments).refused(2, "tokens, the context holds 256")
+    call(capfd, *arguments).refused(
+        2, "tokens, the context holds 256", "--prompt, --output or --workload", "--max-context"
+    )
     for more in (("--tp", 2), ("--link", "pcie"), ("--nodes", 2), ("--target", "h200")):
         call(capfd, *arguments, *more).refused(2, "the plan of an artifact says its target")
+
+
+def test_a_compressed_plan(tmp_path: Path, capfd) -> None:
+    """The same plan, the same replay: both files of `sitsc plan make` are read."""
+    packed = tmp_path / "tiny.json.xz"
+    write_text(packed, GOLDEN_PLAN.read_text())
+    sizes = ("--concurrency", 3, "--requests", 12, "--prompt", 100, "--output", 20, "--json")
+    plain, small = (call(capfd, "simulate", place, *sizes) for place in (GOLDEN_PLAN, packed))
+    assert plain.code == 0 and json.loads(plain.out) == json.loads(small.out)
+    summary = json.loads(plain.out)["summary"]
+    assert (summary["prompt_tokens"], summary["output_tokens"]) == (12 * 100, 12 * 20)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    call(capfd, "simulate", packed, *sizes).refused(2, "tiny.json.xz", "damaged or cut off")
+
+
+def test_sizes_in_place_of_drawn_ones() -> None:
+    """The other size and the arrivals stay as they are drawn."""
+    drawn = draw(9, 2.0, 3).arrivals
+    prompts = draw(9, 2.0, 3, prompt_tokens=77).arrivals
+    outputs = draw(9, 2.0, 3, output_tokens=5).arrivals
+    assert prompts == tuple(replace(a, prompt_tokens=77) for a in drawn)
+    assert outputs == tuple(replace(a, output_tokens=5) for a in drawn)
+
+
+def test_few_kv_tokens_are_named() -> None:
+    with pytest.raises(CapacityError, match="or a larger --kv-tokens"):
+        replay(1, Degrees(tp=1), draw(3, 1.0, 0, prompt_tokens=700), Sizes(kv_tokens=640))
 
 
 def test_a_plan_of_two_stages() -> None:
@@ -259,6 +289,8 @@ def test_refused(tmp_path: Path, capfd) -> None:
     refused("--rate", 1e-300, parts=("--rate 1e-300 is outside",))
     refused("--rate", 1, "--requests", 0, parts=("--requests 0",))
     refused("--rate", 1, "--concurrency", 2, parts=("--rate beside --concurrency",))
+    refused("--rate", 1, "--prompt", -4, parts=("--prompt -4", "1 token or more"))
+    refused("--rate", 1, "--output", -4, parts=("--output -4",))
     refused("--concurrency", 0, parts=("--concurrency 0",))
     refused("--rate", 1, "--devices", 1025, parts=("outside 1..1024",))
     refused("--rate", 1, "--tp", -1, parts=("--tp -1",))
@@ -269,5 +301,9 @@ def test_refused(tmp_path: Path, capfd) -> None:
     refused("--workload", tmp_path / "none.json", parts=("--workload", "JSON"))
     (tmp_path / "empty.json").write_text("[]")
     refused("--workload", tmp_path / "empty.json", parts=("no workload", "empty.json"))
+    (tmp_path / "sizes.json").write_text('{"prompt_tokens": 9}')
+    sizes = ("--workload", tmp_path / "sizes.json")
+    refused(*sizes, "--prompt", 5, parts=("--prompt beside --workload",))
+    refused(*sizes, "--output", 5, parts=("--output beside --workload",))
     (tmp_path / "bad.json").write_text('[{"prompt_tokens": 0, "max_tokens": 1}]')
     refused("--workload", tmp_path / "bad.json", parts=("prompt_tokens is 0",))

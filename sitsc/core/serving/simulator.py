@@ -220,10 +220,11 @@ def _check(arrivals: Sequence[Arrival], serving: Serving) -> None:
         if min(arrival.prompt_tokens, arrival.output_tokens) < 1:
             raise OptionError(f"request {index} has no prompt or no output", hint="1 token or more")
         if arrival.prompt_tokens + arrival.output_tokens > room:
+            larger = "--max-context" if room == serving.limits.max_context else "--kv-tokens"
             raise CapacityError(
                 f"request {index} has {arrival.prompt_tokens} + {arrival.output_tokens} tokens, "
                 f"the context holds {room}",
-                hint="shorter requests, or a longer context and more KV pages",
+                hint=f"shorter ones (--prompt, --output or --workload), or a larger {larger}",
             )
 
 
