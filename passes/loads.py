@@ -4,6 +4,7 @@ In: a replica's times, a workload, the sequences that its KV cache holds. Out: l
 of docs/partition.md. Knows nothing of limits or ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -70,25 +71,44 @@ def rising(replica: Replica, dp: int, workload: Workload, most: int) -> list[Loa
     return [even(replica, dp, workload, batch) for batch in steps]
 
 
-def opened(replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
-    """The load that a rate of requests comes to; None when it is more than can be served.
+def first(
+    replica: Replica, dp: int, workload: Workload, most: int, holds: Callable[[Load], bool]
+) -> Load | None:
+    """The load of the fewest sequences for which something holds; None where it never does.
 
-    An open loop keeps rate · time of a request sequences in flight (Little's law): the fewest in
-    each replica that give as many tokens a second as come in. Halved between two that were tried.
+    Of those that are tried with more and more, then halved between that and the one before it.
     """
-    need = workload.rate * workload.output_tokens
     loads = rising(replica, dp, workload, most)
-    at = next((i for i, load in enumerate(loads) if load.tokens_per_s >= need), None)
+    at = next((i for i, load in enumerate(loads) if holds(load)), None)
     if at is None:
         return None
     low, found = loads[at - 1].batch if at else 0, loads[at]
     while found.batch - low > 1:
         middle = even(replica, dp, workload, (low + found.batch) // 2)
-        if middle.tokens_per_s >= need:
+        if holds(middle):
             found = middle
         else:
             low = middle.batch
-    return replace(found, tokens_per_s=need)
+    return found
+
+
+def opened(replica: Replica, dp: int, workload: Workload, most: int) -> Load | None:
+    """The load that a rate of requests comes to; None when it is more than can be served.
+
+    An open loop keeps rate · time of a request sequences in flight (Little's law): the fewest in
+    each replica that give as many tokens a second as come in.
+    """
+    need = workload.rate * workload.output_tokens
+    found = first(replica, dp, workload, most, lambda load: load.tokens_per_s >= need)
+    return None if found is None else replace(found, tokens_per_s=need)
+
+
+def most_kept(
+    replica: Replica, dp: int, workload: Workload, most: int, keeps: Callable[[Load], bool]
+) -> int:
+    """The most requests at once up to which every load is kept; 0 when one is too many."""
+    beyond = first(replica, dp, workload, most, lambda load: not keeps(load))
+    return dp * (most if beyond is None else beyond.batch - 1)
 
 
 def sustained(replica: Replica, dp: int, workload: Workload, most: int) -> float:

@@ -14,7 +14,7 @@ from sitsc.core.errors import PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.parallel import Divisible, Partition, check_partition
 from sitsc.passes.collectives import Topology
-from sitsc.passes.loads import MOST_BATCH, Load, closed, opened, rising, sustained
+from sitsc.passes.loads import MOST_BATCH, Load, closed, most_kept, opened, rising, sustained
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
@@ -29,8 +29,8 @@ class Candidate:
     """A partition that can be, with what it is predicted to reach.
 
     `ttft_ms` is for the middle prompt on an idle replica, `tpot_ms` between tokens of a full batch
-    without prompts; `load` adds them. `peak` is the load with most tokens a second that keeps the
-    limits, None where none does; `nearest` the load that misses them by least, `miss` times.
+    without prompts; `load` adds them. `miss` is how many times over its limits `load` is, `holds`
+    the most requests at once that keep them (0: not asked, or none do).
     """
 
     partition: Partition
@@ -47,19 +47,18 @@ class Candidate:
     kv_tokens: int
     budget: Budget
     load: Load
-    peak: Load | None
-    nearest: Load
     miss: float
+    holds: int
 
     @property
     def meets(self) -> bool:
-        """Whether some load keeps the limits."""
-        return self.peak is not None
+        """Whether what was asked for is served within the limits."""
+        return self.miss <= 1
 
     @property
     def tokens_per_s(self) -> float:
-        """What ranks candidates: at the peak within limits, else as asked for."""
-        return self.load.tokens_per_s if self.peak is None else self.peak.tokens_per_s
+        """What ranks candidates that keep the limits."""
+        return self.load.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class Search:
     ) -> Candidate:
         decode = replica.decode(load.batch, workload.context)
         prefill = replica.prefill(workload.prompt_tokens)
-        peak, nearest, miss = self._peak(partition, workload, slo, load, most)
+        miss, holds = self._kept(replica, partition.dp, workload, slo, load, most)
         return Candidate(
             partition=partition,
             bounds=replica.bounds,
@@ -237,9 +236,8 @@ class Search:
             kv_tokens=budget.kv_tokens * partition.dp,
             budget=budget,
             load=load,
-            peak=peak,
-            nearest=nearest,
             miss=miss,
+            holds=holds,
         )
 
     def _error(self, span: Span, kind: str) -> float:
@@ -290,18 +288,26 @@ class Search:
         """The loads of more and more sequences, up to `most` in a replica."""
         return rising(self.replica(partition), partition.dp, workload, most)
 
-    def _peak(
-        self, partition: Partition, workload: Workload, slo: Slo, load: Load, most: int
-    ) -> tuple[Load | None, Load, float]:
-        """The most tokens a second within the limits; the nearest load and how it misses."""
+    def _kept(
+        self, replica: Replica, dp: int, workload: Workload, slo: Slo, load: Load, most: int
+    ) -> tuple[float, int]:
+        """How many times over its limits a load is, and the most requests at once that keep them.
+
+        Requests that find no room are over by how many times more there are than are served.
+        """
         if slo == Slo():
-            return load, load, 0.0
-        loads = [load] if workload.rate > 0 else self.loads(partition, workload, most)
-        misses = [slo.misses(one.ttft_ms, one.tpot_ms) for one in loads]
-        good = [one for one, miss in zip(loads, misses, strict=True) if miss <= 1]
-        least = misses.index(min(misses))
-        peak = max(good, key=lambda one: one.tokens_per_s, default=None)
-        return peak, loads[least], misses[least]
+            return 0.0, 0
+        miss = slo.misses(load.ttft_ms, load.tpot_ms)
+        if load.waiting:
+            miss = max(miss, workload.concurrency / load.sequences)
+        if workload.rate > 0:
+            return miss, 0
+
+        def keeps(one: Load) -> bool:
+            return slo.misses(one.ttft_ms, one.tpot_ms) <= 1
+
+        holds = most_kept(replica, dp, workload, most, keeps)
+        return miss, max(holds, load.sequences if miss <= 1 else 0)
 
     # --- over many ----------------------------------------------------------------------------
 

@@ -100,28 +100,34 @@ def pareto(all_points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def nearest_miss(found: Found) -> Candidate | None:
-    """The candidate that misses the limits by least, when some do."""
+    """The candidate that misses the limits by least with what was asked for, when some do."""
     return min((c for c in found.ranked if not c.meets), key=lambda c: c.miss, default=None)
 
 
-def check_slo(found: Found) -> None:
-    """Raises PartitionError when no candidate keeps the limits, saying how close the best comes."""
-    if found.ranked[0].meets:
+def check_slo(found: Found, *, fewer: bool = False) -> None:
+    """Raises PartitionError when no candidate keeps the limits, saying how close the best comes.
+
+    With `fewer` it is enough that one keeps them with fewer requests at once than were asked for.
+    """
+    most = max(found.ranked, key=lambda c: c.holds)
+    if found.ranked[0].meets or (fewer and most.holds):
         return
     near = min(found.ranked, key=lambda c: c.miss)
+    waiting = f", {near.load.waiting} requests wait" if near.load.waiting else ""
+    kept = f"at most {most.holds} at once ({most.partition.text()}), " if most.holds else ""
     raise PartitionError(
-        f"no partition of {found.devices} devices keeps {found.slo.text()}: the nearest is "
-        f"{near.partition.text()} with {near.miss:.2f} times the limit "
-        f"(TTFT {near.nearest.ttft_ms:.4g} ms, TPOT {near.nearest.tpot_ms:.4g} ms with "
-        f"{near.nearest.batch} sequences a replica)",
-        hint="more devices, shorter prompts, or a limit that physics allows",
+        f"no partition of {found.devices} devices keeps {found.slo.text()} with "
+        f"{found.workload.asked}: the nearest is {near.partition.text()} with {near.miss:.2f} "
+        f"times the limit (TTFT {near.load.ttft_ms:.4g} ms, TPOT {near.load.tpot_ms:.4g} ms with "
+        f"{near.load.batch} sequences a replica{waiting})",
+        hint=f"{kept}more devices, shorter prompts, or a limit that physics allows",
     )
 
 
 def fewest_devices(
     search: Search, most: int, workload: Workload, slo: Slo
 ) -> tuple[int, Candidate] | None:
-    """The fewest devices up to `most` that keep the limits, and how; None when none do.
+    """The fewest devices up to `most` that serve a workload within limits, and how; None: none do.
 
     Tries every count up to 16, then those that divide into nodes or are powers of two.
     """

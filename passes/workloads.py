@@ -54,6 +54,11 @@ class Workload:
         """Tokens that the longest sequence keeps."""
         return max(self.lengths) + self.output_tokens
 
+    @property
+    def asked(self) -> str:
+        """ "32 at once", or "70 a second"."""
+        return f"{self.rate:.3g} a second" if self.rate > 0 else f"{self.concurrency} at once"
+
     def check_context(self, tokens: int) -> None:
         """Raises OptionError when the longest sequence is longer than a context of `tokens`."""
         if self.most_tokens > tokens:

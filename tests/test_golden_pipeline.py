@@ -6,11 +6,13 @@ import pytest
 
 from sitsc.core.errors import OptionError, PartitionError
 from sitsc.core.options import CompileOptions
+from sitsc.core.parallel import Partition
 from sitsc.golden_data import data_digests
 from sitsc.golden_pipeline import Day, Wish, options_of
 from sitsc.golden_search import Choice, choices, rejected_of, search_configs
 from sitsc.partition_pipeline import Slo, Workload
-from sitsc.passes.partition import Search
+from sitsc.passes.loads import Load
+from sitsc.passes.partition import Candidate, Search
 from tests.partition_records import search
 
 CONTEXT, PAGE = 8192, 64
@@ -24,6 +26,21 @@ def found(name: str, devices: int, workload: Workload, slo: Slo) -> tuple[Search
     return on, search_configs(on, wish.asked, wish.stored, CONTEXT, PAGE)
 
 
+def most_within(
+    on: Search, workload: Workload, slo: Slo, ranked: tuple[Candidate, ...]
+) -> tuple[Partition, Load]:
+    """The load that is asked for; with limits the one with most tokens a second within them."""
+    if slo == Slo() or workload.rate:
+        return ranked[0].partition, ranked[0].load
+    found = [
+        (c.partition, load)
+        for c in ranked
+        for load in on.loads(c.partition, workload, on.most_batch(c.budget, workload))
+        if slo.misses(load.ttft_ms, load.tpot_ms) <= 1
+    ]
+    return max(found, key=lambda pair: pair[1].tokens_per_s)
+
+
 @pytest.mark.parametrize("slo", [Slo(), Slo(100, 8), Slo(ttft_ms=60)])
 @pytest.mark.parametrize(
     "workload", [Workload(), Workload(512, 64, 8), Workload(300, 100, rate=20.0)]
@@ -34,17 +51,16 @@ def test_the_partition_is_the_one_that_sitsc_partition_puts_first(
 ):
     on = search(name, devices)
     ranked = on.run(devices, workload, slo, flips=False).ranked
-    if not ranked[0].meets:
+    if not any(c.meets or c.holds for c in ranked):
         with pytest.raises(PartitionError, match="the nearest is"):
             found(name, devices, workload, slo)
         return
     _, choice = found(name, devices, workload, slo)
-    best, first = choice.best, ranked[0]
-    load = first.load if first.peak is None else first.peak
+    best, (partition, load) = choice.best, most_within(on, workload, slo, ranked)
     if load.batch > MOST:  # more than a GPU has buckets for: others may be faster with fewer
         assert best.batch <= MOST
         return
-    assert (best.partition, best.batch) == (first.partition, load.batch)
+    assert (best.partition, best.batch) == (partition, load.batch)
     step = on.replica(best.partition).decode(best.batch, workload.context)
     assert best.figures.tpot_ms == pytest.approx(step.us / 1e3)
     if not workload.rate:

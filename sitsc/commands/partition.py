@@ -24,7 +24,7 @@ def partition(
     ] = "",
     between: Annotated[str, typer.Option(help="Between nodes: infiniband, ethernet.")] = "",
     slo: Annotated[
-        str, typer.Option(help="The most milliseconds: ttft=200,tpot=20, or one of both.")
+        str, typer.Option(help="The most ms, of an idle TTFT and a loaded TPOT: ttft=200,tpot=20.")
     ] = "",
     workload: Annotated[
         Path | None, typer.Option(help="Requests, or sizes and a rate, as JSON; see the guide.")

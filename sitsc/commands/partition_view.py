@@ -14,9 +14,18 @@ from sitsc.partition_pipeline import Candidate, Load, Report, Slo
 if TYPE_CHECKING:
     from rich.table import Table
 
-_BAR, _PLOT_WIDTH, _PLOT_HEIGHT, _WIDTH = 12, 64, 14, 150
-_HEADER = ("", "partition", "TTFT ms", "TPOT ms", "loaded", "tokens/s", "a device", "sequences")
-_HEADER += ("KV tokens", "link", "bubble", "limits")
+_BAR, _PLOT_WIDTH, _PLOT_HEIGHT, _WIDTH = 12, 64, 14, 170
+_HEADER = (
+    "",
+    "partition",
+    "idle TTFT ms",
+    "TPOT ms",
+    "loaded",
+    "tokens/s",
+    "a device",
+    "sequences",
+)
+_HEADER += ("KV tokens", "link", "bubble", "limits", "kept up to")
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -35,11 +44,11 @@ def show(report: Report, most: int) -> None:
 
 def _facts(report: Report) -> list[str]:
     load = report.found.workload
-    asked = f"{load.concurrency} at once" if load.rate == 0 else f"{load.rate:.3g} a second"
     return [
         f"model      {report.model}",
         f"devices    {report.found.devices} × {report.target}, {report.topology}",
-        f"workload   prompts of {load.prompt_tokens} tokens, {load.output_tokens} out, {asked}",
+        f"workload   prompts of {load.prompt_tokens} tokens, {load.output_tokens} out, "
+        f"{load.asked}",
         f"limits     {report.found.slo.text()}",
         f"prediction {report.calibration}",
     ]
@@ -53,20 +62,19 @@ def _ranked(report: Report, most: int) -> "Table":
         justify = "left" if index == 1 else "right"
         table.add_column(name, justify=justify, no_wrap=True)
     for index, c in enumerate(report.found.ranked[:most]):
-        shown = _shown(c)
         table.add_row(
             str(index + 1),
             c.partition.text(),
             f"{c.ttft_ms:.1f} ± {100 * c.ttft_error:.0f} %",
             f"{c.tpot_ms:.3f} ± {100 * c.tpot_error:.0f} %",
-            f"{shown.tpot_ms:.3f}",
-            f"{shown.tokens_per_s:.0f}",
-            f"{shown.tokens_per_s / report.found.devices:.0f}",
-            _sequences(shown, c.partition.dp),
+            f"{c.load.tpot_ms:.3f}",
+            f"{c.load.tokens_per_s:.0f}",
+            f"{c.load.tokens_per_s / report.found.devices:.0f}",
+            _sequences(c.load, c.partition.dp),
             _count(c.kv_tokens) if math.isfinite(c.budget.limit) else "no limit",
             f"{100 * c.comm_share:.0f} %",
             f"{100 * c.bubble:.0f} %",
-            _kept(report, c.meets, c.miss),
+            *_kept(report, c),
             style="" if c.meets else "dim",
         )
     return table
@@ -79,24 +87,23 @@ def _sequences(load: Load, replicas: int) -> str:
     return f"{each} × {replicas}" + (f", {load.waiting} wait" if load.waiting else "")
 
 
-def _shown(c: Candidate) -> Load:
-    return c.load if c.peak is None else c.peak
-
-
 def _notes(report: Report, most: int) -> list[str]:
     left = len(report.found.ranked) - most
     more = [f"and {left} more: --top {len(report.found.ranked)}"] if left > 0 else []
+    limits = "limits: of idle TTFT and loaded TPOT, with what was asked; kept up to so many at once"
     return [
         *more,
-        "TTFT of a prompt alone; TPOT between tokens of all sequences; loaded, tokens/s: with the"
-        " prompts of others in between",
+        "idle TTFT: of a prompt on an idle replica, under load it also waits (sitsc simulate)",
+        "TPOT: between tokens of all sequences; loaded, tokens/s: with others' prompts in between",
+        *([] if report.found.slo == Slo() else [limits]),
     ]
 
 
-def _kept(report: Report, meets: bool, miss: float) -> str:
+def _kept(report: Report, c: Candidate) -> tuple[str, str]:
+    """Whether the limits are kept, or how many times they are missed; and the most at once."""
     if report.found.slo == Slo():
-        return "-"
-    return "kept" if meets else f"{miss:.2f} times"
+        return "-", "-"
+    return "kept" if c.meets else f"{c.miss:.2f} times", str(c.holds or "-")
 
 
 def _answers(report: Report) -> list[str]:
@@ -106,12 +113,14 @@ def _answers(report: Report) -> list[str]:
     lines = [f"crossovers  {'; '.join(shown)}"]
     if report.fewest is not None:
         count, one = report.fewest
-        lines.append(f"fewest      {count} devices keep the limits: {one.partition.text()}")
-    if report.miss is not None:
+        devices = "1 device keeps" if count == 1 else f"{count} devices keep"
+        asked = f"{one.partition.text()}, {report.found.workload.asked}"
+        lines.append(f"fewest      {devices} the limits: {asked}")
+    if (miss := report.miss) is not None:
         lines.append(
-            f"nearest     {report.miss.partition.text()} misses the limits by "
-            f"{100 * (report.miss.miss - 1):.1f} %: TTFT {report.miss.nearest.ttft_ms:.1f} ms, "
-            f"TPOT {report.miss.nearest.tpot_ms:.3f} ms"
+            f"nearest     {miss.partition.text()} misses the limits by "
+            f"{100 * (miss.miss - 1):.1f} %: TTFT {miss.load.ttft_ms:.1f} ms, "
+            f"TPOT {miss.load.tpot_ms:.3f} ms with {_sequences(miss.load, miss.partition.dp)}"
         )
     stages = " ".join(map(str, report.parallel.stages))
     lines.append(
@@ -148,7 +157,7 @@ def _memory(report: Report, most: int) -> list[str]:
         b = c.budget
         if math.isinf(b.limit):
             continue
-        wanted = _shown(c).batch * report.found.workload.mean_tokens * b.kv_bytes_per_token
+        wanted = c.load.batch * report.found.workload.mean_tokens * b.kv_bytes_per_token
         kv = min(wanted, b.limit - b.weights - b.working)
         bar = ""
         for mark, size in (("#", b.weights), ("+", b.working), ("=", kv)):

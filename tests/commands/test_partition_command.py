@@ -44,7 +44,14 @@ def test_text(eight, capsys):
     text = capsys.readouterr().out
     for part in ("8 × h200", "TP 4 × DP 2", "± ", "and 6 more", "crossovers  from 1 at once TP 8"):
         assert part in text, part
-    for part in ("fewest      2 devices", "nearest     ", "median residual", "[1] measured"):
+    for part in (
+        "fewest      6 devices keep the limits: TP 2 × DP 3, 32 at once",
+        "nearest     ",
+        "idle TTFT",
+        "kept up to",
+        "median residual",
+        "[1] measured",
+    ):
         assert part in text, part
     for part in ("memory of the fullest device", "prompts", "pieces of", "tokens a second of one"):
         assert part in text, part
@@ -53,7 +60,8 @@ def test_text(eight, capsys):
 def test_json_is_strict(eight):
     value = json.loads(json.dumps(report_value(eight), allow_nan=False))
     assert value["ranked"][0]["partition"] == {"tp": 4, "pp": 1, "ep": 1, "dp": 2}
-    assert value["fewest_devices"]["devices"] == 2
+    assert value["fewest_devices"]["devices"] == 6
+    assert all(c["holds"] >= 32 for c in value["ranked"] if c["meets"])
     assert value["nearest_miss"]["times_the_limit"] > 1
     assert value["parallel"]["alternatives"] == len(value["ranked"]) - 1
     assert {"name", "us", "share", "source"} <= set(value["operators"][0])
