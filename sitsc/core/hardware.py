@@ -1,6 +1,7 @@
 """Targets: the limits of each kind of hardware, read from data files with their evidence."""
 
 import json
+import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -53,8 +54,11 @@ def target_names() -> list[str]:
 def load_target(name: str) -> TargetData:
     """The target `name`. Raises TargetError for an unknown one, naming those known."""
     if name not in target_names():
-        known = ", ".join(target_names())
-        raise TargetError(f"unknown target {name!r}", hint=f"one of: {known}")
+        refuse_mixed(name)
+        known, (kind, colon, number) = target_names(), name.partition(":")
+        apart = bool(colon) and kind in known
+        hint = f"--target {kind} --devices {number}" if apart else f"one of: {', '.join(known)}"
+        raise TargetError(f"unknown target {name!r}", hint=hint)
     text = resources.files("sitsc").joinpath(f"data/targets/{name}.json").read_text()
     value: Any = {"cuda": None} | json.loads(text)
     data = from_value(_File, value, f"targets/{name}")
@@ -68,6 +72,29 @@ def load_target(name: str) -> TargetData:
         ceilings=data.ceilings,
     )
     return TargetData(target, data.prediction_error, data.cuda)
+
+
+def refuse_mixed(name: str) -> None:
+    """Raises TargetError for a list such as "h200,h100": devices of an artifact are alike."""
+    parts = [part for part in re.split(r"[,;+\s]+", name) if part]
+    if len(parts) < 2:
+        return
+    kinds = list(dict.fromkeys(part.partition(":")[0] for part in parts))
+    if len(kinds) == 1:
+        counts = [int(number) if number.isdecimal() else 1 for number in map(_number, parts)]
+        raise TargetError(
+            f"--target {name} names one kind of device several times",
+            hint=f"--target {kinds[0]}:{sum(counts)}, or --target {kinds[0]} --devices "
+            f"{sum(counts)}",
+        )
+    raise TargetError(
+        f"--target {name}: devices of mixed types are not supported in one artifact",
+        hint=f"one for each: {' and '.join(f'--target {kind}' for kind in kinds)}",
+    )
+
+
+def _number(part: str) -> str:
+    return part.partition(":")[2]
 
 
 def shared_memory_bytes(sm: int) -> int:

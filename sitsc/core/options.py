@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from sitsc.core.canonical import digest
 from sitsc.core.errors import OptionError
+from sitsc.core.hardware import refuse_mixed
 from sitsc.core.records import to_value
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -80,7 +81,11 @@ class CompileOptions:
             )
 
     def _count_devices(self) -> None:
-        """Take the number of devices out of the target. Raises OptionError where two disagree."""
+        """Take the number of devices out of the target. Raises OptionError where two disagree.
+
+        TargetError for targets of several kinds.
+        """
+        refuse_mixed(self.target)
         name, colon, number = self.target.partition(":")
         if colon and not (number.isdecimal() and 1 <= int(number) <= _MOST_DEVICES):
             raise OptionError(
