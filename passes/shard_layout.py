@@ -105,6 +105,11 @@ def folded(held: tuple[Ranges, ...], outer: int, inner: int) -> tuple[Ranges, ..
     return tuple(found)
 
 
+def unless_whole(layout: Sharded, size: int) -> Layout:
+    """The layout, None where every rank holds all `size` elements of the dimension."""
+    return None if all(held == ((0, size),) for held in layout.held) else layout
+
+
 def clipped(held: tuple[Ranges, ...], start: int, stop: int) -> tuple[Ranges, ...] | None:
     """What a slice [start, stop) keeps, counted from its start; None where ranks differ in size."""
     found = tuple(

@@ -22,6 +22,7 @@ from sitsc.passes.shard_layout import (
     folded,
     merged,
     repeated,
+    unless_whole,
 )
 from sitsc.passes.shard_names import sizes_of
 from sitsc.passes.shard_values import Values
@@ -174,7 +175,7 @@ def slices(values: Values, node: Node, columns: Any) -> Layout:
     if part is None:
         return values.plain(node)
     values.put(node, part[0])
-    return part[1]
+    return unless_whole(part[1], stop - start)
 
 
 def _part(
@@ -200,14 +201,16 @@ def split(values: Values, node: Node, columns: Any) -> Layout | list[Layout]:
     if args["dim"] % tensor(source).dim() != layout.dim:
         values.put(node, values.emit(node.target, values.mapped(node.args), **node.kwargs))
         return [layout for _ in node.meta["val"]]
-    found, sizes, start = [], [], 0
+    found: list[Layout] = []
+    sizes, start = [], 0
     for part in node.meta["val"]:
         stop = start + int(part.shape[layout.dim])
         held = clipped(layout.held, start, stop)
         if held is None or before(layout.held, start) != sum(sizes):
             return values.plain(node)
-        found.append(Sharded(layout.dim, held))
-        sizes.append(found[-1].local)
+        one = Sharded(layout.dim, held)
+        found.append(unless_whole(one, stop - start))
+        sizes.append(one.local)
         start = stop
     if sum(sizes) != layout.local:
         return values.plain(node)
