@@ -11,6 +11,7 @@ from typing import Any
 
 from sitsc.core.links import Algorithm, Link, fit_error, fitted, link_text
 
+PUSHED = ("one_shot", "two_shot", "direct_gather", "direct_to_all", "direct_send")
 ROOT = Path(__file__).parent.parent
 
 
@@ -34,8 +35,11 @@ def from_points(name: str, value: dict[str, Any]) -> Link:
     return Link(name, value["title"], algorithms, fit_error(algorithms))
 
 
-def from_datasheet(name: str, value: dict[str, Any]) -> Link:
-    """A link of a datasheet's rate times the share of another link that was measured."""
+def from_datasheet(name: str, value: dict[str, Any], data: dict[str, Any]) -> Link:
+    """A link of a datasheet's rate times the share of another link that was measured.
+
+    With `like`, kernels that write to other devices reach the share that they reach on that link.
+    """
     algorithm = Algorithm(
         latency_s=value["latency_s"],
         bytes_per_s=float(f"{value['datasheet_bytes_per_s'] * value['share']:.4g}"),
@@ -45,14 +49,50 @@ def from_datasheet(name: str, value: dict[str, Any]) -> Link:
         points=(),
         source=value["source"],
     )
-    return Link(name, value["title"], dict.fromkeys(value["algorithms"], algorithm), value["error"])
+    algorithms = dict.fromkeys(value["algorithms"], algorithm)
+    if "like" in value:
+        algorithms |= pushed(value, data[value["like"]], value["like"])
+    return Link(name, value["title"], algorithms, value["error"])
+
+
+def pushed(value: dict[str, Any], measured: dict[str, Any], name: str) -> dict[str, Algorithm]:
+    """Algorithms of kernels that write to other devices, scaled from a link that was measured.
+
+    Bandwidth by the rates of the datasheets, latency by those of a message of NCCL.
+    """
+    known = from_points(name, measured).algorithms
+    rate = value["datasheet_bytes_per_s"] / measured["datasheet_bytes_per_s"]
+    later = value["latency_s"] / known["ring"].latency_s
+    source = (
+        f"assumed: bandwidth of {name} x {rate:.4g}, the ratio of the datasheets "
+        f"({value['datasheet_bytes_per_s'] / 1e9:g} of {measured['datasheet_bytes_per_s'] / 1e9:g}"
+        f" GB/s each way); latency x {later:.3g}, the ratio of NCCL's"
+    )
+    return {key: scaled(known[key], rate, later, source) for key in PUSHED}
+
+
+def scaled(algorithm: Algorithm, rate: float, later: float, source: str) -> Algorithm:
+    """An algorithm as fast as `rate` times another; its message takes `later` times as long."""
+    return replace(
+        algorithm,
+        latency_s=float(f"{algorithm.latency_s * later:.4g}"),
+        bytes_per_s=float(f"{algorithm.bytes_per_s * rate:.4g}"),
+        points=(),
+        source=source,
+    )
+
+
+def made(name: str, data: dict[str, Any]) -> Link:
+    """The link of an entry of the data."""
+    value = data[name]
+    return from_datasheet(name, value, data) if "share" in value else from_points(name, value)
 
 
 def main() -> None:
     """Write every file."""
     data = json.loads((ROOT / "bench" / "data" / "links.json").read_text())
-    for name, value in data.items():
-        link = (from_datasheet if "share" in value else from_points)(name, value)
+    for name in data:
+        link = made(name, data)
         (ROOT / "sitsc" / "data" / "links" / f"{name}.json").write_text(link_text(link))
         for key, a in link.algorithms.items():
             print(f"{name:12} {key:14} {1e6 * a.latency_s:8.2f} µs {a.bytes_per_s / 1e9:8.2f} GB/s")

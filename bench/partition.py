@@ -18,7 +18,7 @@ from sitsc.core.calibration import load_calibration
 from sitsc.core.hardware import load_target
 from sitsc.core.parallel import Partition
 from sitsc.core.records import to_value
-from sitsc.passes.collectives import topology
+from sitsc.passes.collectives import topology_of
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Search, machine
 
@@ -49,7 +49,7 @@ def score(target: str, models: dict[str, ModelRecord], folder: Path = RESULTS) -
             path = folder / f"{target}_{model}{suffix}.json"
             if not path.is_file():
                 continue
-            where = topology(partition.num_ranks, 1, "nvlink", "infiniband")
+            where = topology_of(data, partition.num_ranks)
             replica = Search(made, machine(data, where)).replica(partition)
             for point in read_actual(path).points:
                 if (sizes := step_sizes(point)) is None:

@@ -1,29 +1,55 @@
-"""Time of collectives: latency and bytes over bandwidth, by the algorithm that is fastest there.
+"""Time of collectives: latency and bytes over bandwidth, by the algorithms that are executed.
 
 In: a topology of links, the number of ranks, bytes. Out: seconds' worth in microseconds and the
-algorithm taken. Groups larger than a node go in two levels: inside of nodes, then between them.
+algorithm taken, the fastest of those that the links of the topology have: for a target's devices
+what its runtime executes, in an ideal topology all that links allow. There groups larger than a
+node go in two levels: inside of nodes, then between them.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sitsc.core.errors import OptionError
-from sitsc.core.links import GATHER, REDUCE, TO_ALL, Link, load_link, seconds
+from sitsc.core.hardware import TargetData
+from sitsc.core.links import (
+    BETWEEN,
+    CPU_LINK,
+    GATHER,
+    GPU_LINK,
+    REDUCE,
+    SEND,
+    TO_ALL,
+    Link,
+    executed,
+    load_link,
+    seconds,
+)
+
+_FEW_ROWS = 16  # up to so many rows GPUs send sums as float32: what counts there is latency
+_NARROW = 64  # so do rows of fewer elements, which are squares of a norm
+
+
+IDEAL = ", hypothetical: the best collectives that links allow, which nothing executes"
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Devices of a node, the link inside of it, and the link between nodes."""
+    """Devices of a node, the link inside of it, and the link between nodes.
+
+    `ideal` where links have more algorithms than the runtime.
+    """
 
     per_node: int
     inside: Link
     between: Link | None
+    ideal: bool = True
 
     def text(self) -> str:
         """ "8 a node by nvlink, nodes by infiniband"."""
-        if self.between is None:
-            return f"one node, {self.inside.name}"
-        return f"{self.per_node} a node by {self.inside.name}, nodes by {self.between.name}"
+        text = f"one node, {self.inside.name}"
+        if self.between is not None:
+            text = f"{self.per_node} a node by {self.inside.name}, nodes by {self.between.name}"
+        return text + IDEAL * self.ideal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +64,10 @@ NOTHING = Transfer(0.0, "none")
 
 
 def topology(devices: int, nodes: int, link: str, between: str) -> Topology:
-    """`devices` on `nodes` alike. Raises OptionError when they do not divide, or for a link."""
+    """`devices` on `nodes` alike, with every algorithm that the links allow.
+
+    Raises OptionError when they do not divide, or for a link.
+    """
     if devices < 1 or nodes < 1:
         raise OptionError(f"{devices} devices on {nodes} nodes", hint="at least one of each")
     if devices % nodes:
@@ -50,6 +79,34 @@ def topology(devices: int, nodes: int, link: str, between: str) -> Topology:
         )
     inside = load_link(link)
     return Topology(devices // nodes, inside, load_link(between) if nodes > 1 else None)
+
+
+def topology_of(
+    data: TargetData,
+    devices: int,
+    nodes: int = 1,
+    link: str = "",
+    between: str = "",
+    *,
+    ideal: bool = False,
+) -> Topology:
+    """Devices of a target on nodes alike, by its own link unless another is named.
+
+    Inside of a node with the algorithms that are executed there, unless `ideal`; nothing is
+    executed between nodes. Raises OptionError when they do not divide, or for a link.
+    """
+    usual = CPU_LINK if data.cuda is None else GPU_LINK
+    found = topology(devices, nodes, link or usual, between or BETWEEN)
+    if ideal:
+        return found
+    own = load_link(usual) if link.endswith(".json") else None
+    inside = executed(found.inside, data.host.collectives, own)
+    return replace(found, inside=inside, ideal=False)
+
+
+def sum_itemsize(rows: int, columns: int, dtype: str) -> int:
+    """Bytes of an element of a sum on its way between GPUs, for partial sums of `dtype`."""
+    return 4 if dtype == "float32" and (rows <= _FEW_ROWS or columns < _NARROW) else 2
 
 
 def all_reduce(nbytes: float, ranks: int, where: Topology) -> Transfer:
@@ -70,7 +127,7 @@ def all_to_all(nbytes: float, ranks: int, where: Topology) -> Transfer:
 def send(nbytes: float, where: Topology, *, across: bool) -> Transfer:
     """`nbytes` from one device to another, of the same node or `across`."""
     link = where.between if across and where.between is not None else where.inside
-    return _fastest(("send",), nbytes, 2, link)
+    return _fastest(SEND, nbytes, 2, link)
 
 
 def _collective(names: tuple[str, ...], nbytes: float, ranks: int, where: Topology) -> Transfer:

@@ -14,6 +14,7 @@ from torch import fx
 from sitsc.core.kernels import CROSSING_PROGRAMS, MOST_PROGRAMS, KernelInfo
 from sitsc.core.plan import ArenaBuffer, LaunchGroup
 from sitsc.core.weights import DTYPES, dtype_name
+from sitsc.passes.collectives import sum_itemsize
 from sitsc.passes.cuda_parts import PartOps, Sums, whole_rows
 from sitsc.passes.cuda_pointwise import unsupported
 from sitsc.passes.cuda_refs import Ref
@@ -22,8 +23,6 @@ from sitsc.passes.stages import CROSSING
 
 Node = Any
 _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
-_WIDE_ROWS = 16  # up to so many rows sums travel as float32: what counts there is latency
-_NARROW = 64  # so do rows of fewer elements, which are squares of a norm
 _VECTOR_BYTES = 16
 _WIDEST = 8192  # vectors of a row of all ranks that the threads of one program have registers for
 _OF_ALL = {"peers_ptr": ("peers", "int64"), "calls_ptr": ("calls", "int64")}
@@ -131,15 +130,15 @@ class RankOps(PartOps):
         count = self.count(node)
         rows = math.prod(out.shape[:-1])
         kind = _SHORT[sums.parts.dtype]
-        wide = kind == "fp32" and (rows <= _WIDE_ROWS or out.shape[-1] < _NARROW)
-        payload = "fp32" if wide else "bf16"
-        vectors = self.ranks * out.shape[-1] * (4 if wide else 2) // _VECTOR_BYTES
+        itemsize = sum_itemsize(rows, out.shape[-1], sums.parts.dtype)
+        payload = "fp32" if itemsize == 4 else "bf16"
+        vectors = self.ranks * out.shape[-1] * itemsize // _VECTOR_BYTES
         if vectors > _WIDEST and shape.get("blocks", 1) == 1:
             if shape.get("norm", True):
                 self._norm_after(node, out, sums, bound, shape)
                 return
             shape = shape | {"blocks": 1 << (-(-vectors // _WIDEST) - 1).bit_length()}
-        self._need_slots(rows, out.shape[-1] * (4 if wide else 2))
+        self._need_slots(rows, out.shape[-1] * itemsize)
         shape = shape | {
             "ranks": self.ranks,
             "payload": payload,

@@ -17,6 +17,7 @@ from sitsc.core.layer_names import open_name
 from sitsc.core.plan import ArenaBuffer, Argument, Launch, LaunchGroup, Target
 from sitsc.core.printer import symbol_names
 from sitsc.core.weights import DTYPES, dtype_name
+from sitsc.passes.collectives import sum_itemsize
 from sitsc.passes.cost import Sizes, cost_of
 from sitsc.passes.cuda_refs import Ref, packed
 from sitsc.passes.cuda_values import Values
@@ -32,7 +33,6 @@ ALIGNMENT = 16
 SCRATCH = {"partials": "float32", "counters": "int32", "sums": "float32", "slots": "int32"}
 SCRATCH |= {"scaled": "float32", "squares": "float32"}
 _SENT = {"all_reduce": "sum_ptr", "all_gather": "y_ptr"}  # what ranks have in common
-_SENT_BYTES = 2  # of an element on its way
 _ROUNDED = ("tokens", "rows")
 _ROWS = 8  # rows of a buffer come in multiples of this, so that what follows them is aligned
 
@@ -49,6 +49,17 @@ class Scheduled:
     buffers: list[ArenaBuffer] = field(default_factory=list)
     keys: dict[str, KernelInfo] = field(default_factory=dict)
     logits: Argument | None = None
+
+
+def _sent(template: str, bound: dict[str, Any]) -> int:
+    """Bytes of what a collective gives to all ranks, as they travel."""
+    place, parts = bound.get(_SENT.get(template, "")), bound.get("parts_ptr")
+    if not isinstance(place, Ref):
+        return 0
+    itemsize = DTYPES[place.dtype].itemsize
+    if isinstance(parts, Ref):
+        itemsize = sum_itemsize(math.prod(place.shape[:-1]), place.shape[-1], parts.dtype)
+    return math.prod(place.shape) * itemsize
 
 
 def _moved(places: Iterable[Any]) -> int:
@@ -197,9 +208,8 @@ class LaunchBuilder:
         args = [self._bind(info, name, kind, bound.get(name)) for name, kind in info.arguments]
         self.out.keys[info.key] = info
         cost = cost_of(node, self.priced) if counted else None
-        sent = bound.get(_SENT.get(info.template, ""))
-        nbytes = math.prod(sent.shape) * _SENT_BYTES if isinstance(sent, Ref) else 0
-        self.out.works.append(Work(node, cost, _moved(bound.values()), nbytes))
+        sent = _sent(info.template, bound)
+        self.out.works.append(Work(node, cost, _moved(bound.values()), sent))
         self.launches.append(
             Launch(
                 kind="kernel",

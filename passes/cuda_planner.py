@@ -30,7 +30,7 @@ from sitsc.core.plan import (
     Tier,
 )
 from sitsc.core.printer import symbol_names
-from sitsc.passes.collectives import topology
+from sitsc.passes.collectives import topology_of
 from sitsc.passes.cost import Sizes
 from sitsc.passes.cuda_collectives import crossing_buffers, first_sends
 from sitsc.passes.cuda_launch import SCRATCH
@@ -45,7 +45,6 @@ from sitsc.passes.schedule import StepSizes, kernel_rows, kv_groups
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 PREFILL_BUCKETS = (128, 512, 2048, 8192)
-_LINK = "nvlink"  # among GPUs of one host
 CUDA_LAYOUT = "layer, page, k: [head, token, dim], v: [head, token, dim]"
 # What a graph takes of the device: an H200 gave 64 MiB to all twelve, for 16 layers as for 32.
 _GRAPH_BYTES = 6 << 20
@@ -77,7 +76,7 @@ def make_cuda_plan(
     classes, calibration = layer_classes(graph), calibration_for(data)
     ceilings = with_shares(data.target.ceilings, calibration)
     target = replace(data.target, ceilings=ceilings)
-    where = topology(options.tp, 1, _LINK, "") if options.tp > 1 else None
+    where = topology_of(data, options.tp) if options.tp > 1 else None
     clock = Clock(device_of(data, calibration), options.tp, where)
     made: list[Scheduled] = []
     for step in steps:

@@ -13,6 +13,7 @@ from sitsc.core.plan import Granularity
 
 _NEAR = 1.05  # sizes within 5 % of the best belong to its range
 _MOST_PIECES = 64
+_BULK = ("ring", "two_shot", "tree", "one_shot", "gathered_sum")
 _MESSAGES = (1 << 18, 1 << 22, 1 << 26)  # bytes to split: a decode batch, a chunk, a long prompt
 
 
@@ -62,7 +63,7 @@ def link_ranges(link: Link, ranks: int) -> tuple[Granularity, ...]:
     """Sizes of pieces of messages of three sizes over a link, by its bulk algorithm."""
     if ranks < 2:
         return ()
-    name = next((n for n in ("ring", "two_shot", "tree", "one_shot") if n in link.algorithms), "")
+    name = next((n for n in _BULK if n in link.algorithms), "")
     if not name:
         return ()
     algorithm = link.algorithms[name]

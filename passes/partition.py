@@ -17,6 +17,7 @@ from sitsc.passes.collectives import Topology
 from sitsc.passes.loads import MOST_BATCH, Load, closed, most_kept, opened, rising, sustained
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Device, device_of
+from sitsc.passes.placement import crossing, misplaced
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
 from sitsc.passes.step_time import StepModel
 from sitsc.passes.workloads import Slo, Workload
@@ -136,14 +137,14 @@ class Search:
         self.record, self.machine = record, where
         self.model = StepModel(record, where.device, where.where)
         self.divides = divisible_of(record)
-        self._replicas: dict[Partition, Replica] = {}
+        self._replicas: dict[tuple[Partition, tuple[bool, ...]], Replica] = {}
 
     def replica(self, partition: Partition) -> Replica:
-        """One replica of a partition; DP changes nothing about it."""
-        one = replace(partition, dp=1)
-        if one not in self._replicas:
-            self._replicas[one] = Replica(self.model, one, overlap=self.machine.overlap)
-        return self._replicas[one]
+        """One replica of a partition; DP changes nothing about it but where its stages stand."""
+        key = one, hops = replace(partition, dp=1), crossing(partition, self.machine.where)
+        if key not in self._replicas:
+            self._replicas[key] = Replica(self.model, one, hops, overlap=self.machine.overlap)
+        return self._replicas[key]
 
     def run(self, devices: int, workload: Workload, slo: Slo, *, flips: bool = True) -> Found:
         """Rank all partitions of `devices`. Raises PartitionError when none can be."""
@@ -183,6 +184,8 @@ class Search:
             check_partition(replace(partition, dp=1), self.divides)
         except PartitionError as error:
             return Rejected(partition, error.what, error.hint)
+        if (why := misplaced(partition, self.machine.where)) is not None:
+            return Rejected(partition, *why)
         replica = self.replica(partition)
         budget = self._budget(replica, partition.dp, workload)
         if (refused := self._memory(partition, budget, workload)) is not None:

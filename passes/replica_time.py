@@ -7,6 +7,7 @@ docs/partition.md. Stages are cut by predicted time; micro-batches and chunks ar
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 
 from sitsc.core.parallel import Partition
 from sitsc.passes.collectives import all_reduce, send
@@ -17,7 +18,7 @@ from sitsc.passes.stage_search import layer_graph, stage_bounds
 from sitsc.passes.step_time import StepModel, Time
 
 _HIDDEN_BYTES = 4  # the residual stream travels between stages as it is: float32
-_SUM_BYTES = 2  # partial sums of ranks travel in bfloat16
+_SUM_BYTES = 2  # partial sums of many rows travel in bfloat16
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST_CHUNK = CHUNKS[-1]
 _LOGIT_BYTES = 4
@@ -51,10 +52,21 @@ class Budget:
 
 
 class Replica:
-    """Times of one replica; remembers what it was asked."""
+    """Times of one replica; remembers what it was asked.
 
-    def __init__(self, model: StepModel, partition: Partition, *, overlap: bool = False) -> None:
+    `hops` says which hops from stage to stage, and back to the first, go to another node.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        partition: Partition,
+        hops: tuple[bool, ...] = (),
+        *,
+        overlap: bool = False,
+    ) -> None:
         self.model, self.partition, self.overlap = model, partition, overlap
+        self.hops = hops or (False,) * partition.pp
         self.layers = model.record.num_layers
         self.bounds = self._bounds()
         pairs = zip(self.bounds, self.bounds[1:], strict=False)
@@ -88,14 +100,17 @@ class Replica:
         pairs = zip(self.bounds, self.bounds[1:], strict=False)
         return [self.model.stage(low, high, sizes, cut) for low, high in pairs]
 
-    def send_us(self, tokens: int) -> float:
-        """The hidden state of so many tokens to the next stage; each rank sends to its peer."""
+    def send_us(self, tokens: int, *, round_trip: bool = False) -> float:
+        """The hidden state of so many tokens to the next stage; each rank sends to its peer.
+
+        The mean over the bounds, `round_trip` with the way back: whatever waits for a stage passes
+        every bound before it once, so that the sum is what counts.
+        """
         if self.partition.pp == 1:
             return 0.0
-        where, tp = self.model.where, self.partition.tp
         nbytes = tokens * self.model.record.hidden * _HIDDEN_BYTES
-        across = tp * self.partition.pp > where.per_node
-        return send(nbytes, where, across=across).us
+        hops = self.hops if round_trip else self.hops[:-1]
+        return fmean(send(nbytes, self.model.where, across=across).us for across in hops)
 
     # --- decode -------------------------------------------------------------------------------
 
@@ -114,7 +129,7 @@ class Replica:
         rows = -(-batch // count)
         stages = self.stages(Sizes(rows, rows, rows, context))
         times = [t.us for t in stages]
-        us = decode_period_us(times, self.send_us(rows), count)
+        us = decode_period_us(times, self.send_us(rows, round_trip=True), count)
         busy = count * sum(times) / (len(times) * us)
         comm = sum(t.comm_us for t in stages) + us - max(sum(times), count * max(times))
         return Span(us, min(us, max(0.0, comm)), count, rows, max(0.0, 1 - busy))

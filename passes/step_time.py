@@ -8,12 +8,20 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sitsc.passes.collectives import Topology, all_gather, all_reduce, all_to_all
-from sitsc.passes.model_record import BY_EXPERTS, EXPERTS, VOCABULARY, ModelRecord, Op
+from sitsc.passes.collectives import Topology, all_gather, all_reduce, all_to_all, sum_itemsize
+from sitsc.passes.model_record import (
+    BY_EXPERTS,
+    EXPERTS,
+    LINEAR,
+    VOCABULARY,
+    ModelRecord,
+    Op,
+)
 from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
 
 _SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
 _LOGIT_BYTES = 4
+_SUM_BYTES = 2  # of an element of a sum, as records count it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +123,22 @@ class StepModel:
 
     def communication(self, op: Op, sizes: Sizes, cut: Cut) -> float:
         """Microseconds of the collectives after an operator."""
-        rows = sizes.tokens if op.rows == "tokens" else sizes.rows
-        nbytes, ranks = float(rows * op.reduced_bytes), cut.tp
+        rows, ranks = sizes.tokens if op.rows == "tokens" else sizes.rows, cut.tp
+        nbytes = float(rows * op.reduced_bytes)
+        if self.device.gpu and op.kind == LINEAR:  # of few rows a kernel of ours leaves float32
+            nbytes *= sum_itemsize(rows, op.outputs, "float32") / _SUM_BYTES
         if op.kind == EXPERTS and op.role == BY_EXPERTS and op.reduced_bytes:
             return self._experts(op, rows, cut)
         return all_reduce(nbytes, ranks, self.where).us
 
     def _experts(self, op: Op, rows: int, cut: Cut) -> float:
-        """Partial sums of all ranks, or tokens sent to their experts and back: the faster.
+        """Partial sums of all ranks, which have all tokens of their stage.
 
-        All ranks of a stage have all of its tokens, so that a rank sends its share of them.
+        In an ideal topology a rank may send its share of them to their experts and back, where
+        that is faster. Nothing executes it.
         """
         summed = all_reduce(float(rows * op.reduced_bytes), cut.tp, self.where).us
-        if cut.ep == 1 or op.experts is None:
+        if cut.ep == 1 or op.experts is None or not self.where.ideal:
             return summed
         choices = min(op.experts.top_k, cut.ep)
         share = rows * op.reduced_bytes * choices * cut.imbalance / cut.tp

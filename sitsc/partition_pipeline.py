@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target
-from sitsc.core.links import BETWEEN, CPU_LINK, GPU_LINK
+from sitsc.core.links import CPU_LINK, GPU_LINK
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Parallel
 from sitsc.core.records import to_value
-from sitsc.passes.collectives import Topology, topology
+from sitsc.passes.collectives import Topology, topology_of
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.op_time import Sizes
 from sitsc.passes.partition import Candidate, Found, Load, Search, machine
@@ -60,7 +60,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question: devices on nodes and links ("" for the usual ones), workload, limits."""
+    """The question: devices on nodes and links ("" for the usual ones), workload, limits.
+
+    `ideal`: with the best collectives that links allow, executed or not.
+    """
 
     devices: int
     nodes: int = 1
@@ -69,6 +72,7 @@ class Asked:
     overlap: bool = False
     workload: Workload = field(default_factory=Workload)
     slo: Slo = field(default_factory=Slo)
+    ideal: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError for a number of devices that is not possible, or a link of none."""
@@ -133,8 +137,9 @@ def check(target: str, asked: Asked) -> None:
 
 
 def _topology(target: str, asked: Asked) -> Topology:
-    usual = CPU_LINK if load_target(target).cuda is None else GPU_LINK
-    return topology(asked.devices, asked.nodes, asked.link or usual, asked.between or BETWEEN)
+    a = asked
+    data = load_target(target)
+    return topology_of(data, a.devices, a.nodes, a.link, a.between, ideal=a.ideal)
 
 
 def searcher(record: ModelRecord, target: str, asked: Asked) -> Search:

@@ -12,7 +12,7 @@ from sitsc import lowering
 from sitsc.core.hardware import load_target
 from sitsc.core.options import CompileOptions
 from sitsc.models.presets import preset
-from sitsc.passes.collectives import topology
+from sitsc.passes.collectives import topology_of
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Search, machine
 from sitsc.passes.record_maker import record_of
@@ -41,8 +41,14 @@ def record(name: str, target: str = "h200") -> ModelRecord:
 
 
 def search(
-    name: str, devices: int, nodes: int = 1, *, link: str = "nvlink", overlap: bool = False
+    name: str,
+    devices: int,
+    nodes: int = 1,
+    *,
+    link: str = "nvlink",
+    overlap: bool = False,
+    ideal: bool = False,
 ) -> Search:
     """The search of a preset on H200s."""
-    where = topology(devices, nodes, link, "infiniband")
+    where = topology_of(load_target("h200"), devices, nodes, link, ideal=ideal)
     return Search(record(name), machine(load_target("h200"), where, overlap=overlap))

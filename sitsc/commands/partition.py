@@ -35,6 +35,10 @@ def partition(
     overlap: Annotated[
         bool, typer.Option(help="Count sums of prompts as hidden behind computing, in pieces.")
     ] = False,
+    ideal: Annotated[
+        bool,
+        typer.Option(help="Count the best collectives that links allow, which nothing executes."),
+    ] = False,
     max_context: Annotated[
         int, typer.Option(help="The longest sequence; 0: the model's, up to 8192.")
     ] = 0,
@@ -61,6 +65,7 @@ def partition(
         overlap,
         load,
         pipeline.read_slo(slo) if slo else pipeline.Slo(),
+        ideal,
     )
     options = CompileOptions(target=target, max_context=max_context)
     pipeline.check(target, asked)

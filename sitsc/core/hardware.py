@@ -23,11 +23,23 @@ class CudaLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """Devices of one host together: `collectives` are the algorithms that the runtime has there.
+
+    Their names are those of `sitsc/core/links.py`; `source` says which code they are.
+    """
+
+    collectives: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class TargetData:
     """One target file: the target for the plan, and the relative error of predictions so far."""
 
     target: Target
     prediction_error: float
+    host: Host
     cuda: CudaLimits | None = None
 
 
@@ -40,6 +52,7 @@ class _File:
     memory_bytes: int
     ceilings: dict[str, Ceiling]
     prediction_error: float
+    host: Host
     cuda: CudaLimits | None
 
 
@@ -71,7 +84,7 @@ def load_target(name: str) -> TargetData:
         memory_bytes=data.memory_bytes,
         ceilings=data.ceilings,
     )
-    return TargetData(target, data.prediction_error, data.cuda)
+    return TargetData(target, data.prediction_error, data.host, data.cuda)
 
 
 def refuse_mixed(name: str) -> None:

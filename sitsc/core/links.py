@@ -5,7 +5,8 @@ is two numbers: seconds a message takes however small it is, and bytes a second 
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -26,11 +27,14 @@ STEPS = {
     "ring_gather": lambda p: (p - 1.0, (p - 1) / p),
     "direct_to_all": lambda p: (1.0, (p - 1) / p),
     "pairs_to_all": lambda p: (p - 1.0, (p - 1) / p),
+    "gathered_sum": lambda p: (p - 1.0, p - 1.0),  # all values come to every rank, which adds them
     "send": lambda p: (1.0, 1.0),
+    "direct_send": lambda p: (1.0, 1.0),
 }
-REDUCE = ("one_shot", "two_shot", "ring", "tree")
+REDUCE = ("one_shot", "two_shot", "ring", "tree", "gathered_sum")
 GATHER = ("direct_gather", "ring_gather")
 TO_ALL = ("direct_to_all", "pairs_to_all")
+SEND = ("send", "direct_send")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,22 @@ def link_text(link: Link) -> str:
     return json.dumps(to_value(link), indent=1) + "\n"
 
 
+def executed(link: Link, names: Collection[str], usual: Link | None = None) -> Link:
+    """A link with the algorithms `names` alone: those that a target executes.
+
+    Those that a link of `sitsc tune links` has not measured are of `usual`. Raises OptionError for
+    a link without one of them.
+    """
+    known = ({} if usual is None else usual.algorithms) | link.algorithms
+    absent = [name for name in names if name not in known]
+    if absent:
+        raise OptionError(
+            f"the link {link.name} has no {', '.join(absent)}, which the target executes",
+            hint="another --link, or --ideal for the best that this one allows",
+        )
+    return replace(link, algorithms={name: known[name] for name in names})
+
+
 def fitted(
     name: str, ranks: int, points: list[tuple[int, float]], source: str, **ends: int
 ) -> Algorithm:
@@ -147,6 +167,7 @@ ALGORITHM_OF = {
     "all_to_all": "pairs_to_all",
     "send": "send",
 }
+_ADDED = "; a sum takes the gather of the values of all ranks, adding them aside"
 
 
 def measured_link(
@@ -159,4 +180,7 @@ def measured_link(
         if mine:
             count = 2 if algorithm == "send" else ranks
             algorithms[algorithm] = fitted(algorithm, count, mine, source)
+    if (gather := algorithms.get("ring_gather")) is not None:
+        sums = [(size // ranks, t) for size, t in gather.points]
+        algorithms["gathered_sum"] = fitted("gathered_sum", ranks, sums, source + _ADDED)
     return Link(name, title, algorithms, fit_error(algorithms))
