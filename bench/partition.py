@@ -1,5 +1,8 @@
 """Predictions of partitions against what was measured: bench/results/partition_<target>.json.
 
+What it says of several ranks it also writes to sitsc/data/residuals/<target>.json, which error bars
+of partitions are made of.
+
 `python -m bench.partition [TARGET]` reads <target>_<model>.json (one device) and, where they lie
 beside it, <target>_<model>_tp2.json and _pp2.json. Errors are fractions of the measured time.
 """
@@ -14,7 +17,12 @@ from typing import Any
 
 from bench.calibrate import MODELS, RESULTS, record, step_sizes
 from sitsc.core.actual import read_actual
-from sitsc.core.calibration import load_calibration
+from sitsc.core.calibration import (
+    RankResidual,
+    RankResiduals,
+    load_calibration,
+    residuals_file,
+)
 from sitsc.core.hardware import load_target
 from sitsc.core.parallel import Partition
 from sitsc.core.records import to_value
@@ -76,6 +84,29 @@ def score(target: str, models: dict[str, ModelRecord], folder: Path = RESULTS) -
     }
 
 
+def of_ranks(target: str, value: dict[str, Any], folder: Path = RESULTS) -> RankResiduals:
+    """The points of several ranks of a scored file, with the source of each."""
+    cuts = {one.text(): (suffix, one) for suffix, one in PARTITIONS.items() if suffix}
+    found = []
+    for p in value["points"]:
+        if p["partition"] not in cuts:
+            continue
+        suffix, one = cuts[p["partition"]]
+        actual = read_actual(folder / f"{target}_{p['model']}{suffix}.json")
+        found.append(
+            RankResidual(
+                model=p["model"],
+                point=p["point"],
+                tp=one.tp,
+                pp=one.pp,
+                measured_ms=p["measured_ms"],
+                predicted_ms=p["predicted_ms"],
+                source=f"{actual.hardware}, {actual.date}, plan {actual.plan[:12]}",
+            )
+        )
+    return RankResiduals(target, tuple(found))
+
+
 def order_kept(found: list[Point]) -> bool:
     """Whether partitions are ordered as measured at every point, but for near ties."""
     for one, two in combinations(found, 2):
@@ -89,11 +120,14 @@ def order_kept(found: list[Point]) -> bool:
 
 
 def main() -> None:
-    """Write the file and print its figures."""
+    """Write both files and print the figures."""
     target = sys.argv[1] if len(sys.argv) > 1 else "h200"
     value = score(target, {model: record(model, target) for model in MODELS})
     path = RESULTS / f"partition_{target}.json"
     path.write_text(json.dumps(value, indent=1) + "\n")
+    file = residuals_file(target)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(to_value(of_ranks(target, value)), indent=1) + "\n")
     for p in value["points"]:
         print(
             f"{p['model']:12} {p['partition']:10} {p['point']:14} {p['measured_ms']:9.3f} "

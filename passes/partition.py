@@ -232,8 +232,8 @@ class Search:
             batch=load.batch,
             ttft_ms=prefill.us / 1e3,
             tpot_ms=decode.us / 1e3,
-            ttft_error=self._error(prefill, "ttft"),
-            tpot_error=self._error(decode, "tpot"),
+            ttft_error=self._error(partition, prefill, "ttft"),
+            tpot_error=self._error(partition, decode, "tpot"),
             comm_share=decode.comm_us / decode.us,
             bubble=decode.bubble,
             kv_tokens=budget.kv_tokens * partition.dp,
@@ -243,14 +243,19 @@ class Search:
             holds=holds,
         )
 
-    def _error(self, span: Span, kind: str) -> float:
-        """Residuals of computing and of links, by their shares of the time."""
-        compute = measured_error(self.machine.data, kind)
+    def _error(self, partition: Partition, span: Span, kind: str) -> float:
+        """Residuals of computing and of links by their shares of the time, or those of ranks.
+
+        Where partitions of several ranks were measured, whatever is the worst of such.
+        """
+        data, share = self.machine.data, span.comm_us / span.us
         links = self.machine.where.inside.error
         if self.machine.where.between is not None:
             links = max(links, self.machine.where.between.error)
-        share = span.comm_us / span.us
-        return compute * (1 - share) + links * share
+        mixed = measured_error(data, kind) * (1 - share) + links * share
+        if partition.tp * partition.pp == 1:
+            return mixed
+        return max(mixed, measured_error(data, kind, partition.tp, partition.pp))
 
     def _memory(self, partition: Partition, budget: Budget, workload: Workload) -> Rejected | None:
         """Refused when weights, working memory and one sequence do not fit a device."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sitsc.core.calibration import residuals_text
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target
 from sitsc.core.links import CPU_LINK, GPU_LINK
@@ -115,6 +116,10 @@ def record_model(
 
 
 def _traced_record(model: str | Path, options: CompileOptions, progress: "Progress") -> ModelRecord:
+    from sitsc.frontend.checkpoint import open_checkpoint  # noqa: PLC0415  (imports torch)
+    from sitsc.frontend.head_widths import check_head_widths  # noqa: PLC0415
+
+    check_head_widths(open_checkpoint(model).config, options.target)  # before what takes seconds
     from sitsc import lowering  # noqa: PLC0415  (transformers and the passes: seconds to import)
     from sitsc.passes.record_maker import record_of  # noqa: PLC0415
     from sitsc.pipeline import inspect  # noqa: PLC0415
@@ -169,8 +174,7 @@ def report(record: ModelRecord, target: str, asked: Asked) -> Report:
     text = "ceilings alone, no calibration"
     if own is not None:
         alike = "" if own.target == target else f" (shares of {own.target}, nobody has measured it)"
-        text = f"median residual {100 * own.median_error:.1f} %, worst "
-        text += f"{100 * own.worst_error:.1f} %{alike}"
+        text = residuals_text(own) + alike
     return Report(
         model=record.architecture,
         target=target,

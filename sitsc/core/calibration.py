@@ -1,10 +1,13 @@
 """Calibration: how far kernels of a target stay below its ceilings, from measurements.
 
-In: data/calibration/<target>.json, which `sitsc plan calibrate` writes from results. Out: a
-`Calibration` with what it was fitted on and how far it was off elsewhere. Types no number by hand.
+In: data/calibration/<target>.json, which `sitsc plan calibrate` writes from results, and
+data/residuals/<target>.json, which `python -m bench.partition` writes: how far predictions of
+several ranks were off. Out: a `Calibration` with what it was fitted on and how far it was off
+elsewhere; error bars. Types no number by hand.
 """
 
 import json
+import statistics
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -49,6 +52,37 @@ class Residual:
 
 
 @dataclass(frozen=True, slots=True)
+class RankResidual:
+    """One measured point of several ranks, none of which is ever fitted to."""
+
+    model: str
+    point: str
+    tp: int
+    pp: int
+    measured_ms: float
+    predicted_ms: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_ms / self.measured_ms - 1
+
+    @property
+    def bar(self) -> float:
+        """The error bar of the prediction that just holds what was measured."""
+        return abs(self.measured_ms / self.predicted_ms - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RankResiduals:
+    """What was measured of partitions of a target, beside what is predicted."""
+
+    target: str
+    residuals: tuple[RankResidual, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """Shares of the ceilings, by name, and the residuals behind them.
 
@@ -68,14 +102,17 @@ class Calibration:
 
     def errors(self, kind: str) -> tuple[float, ...]:
         """Sizes of the residuals of "tpot", "ttft" or "start" that were not fitted."""
-        begins = {"tpot": "bs"}.get(kind, kind)
-        points = ((r, r.point.removeprefix("serve_")) for r in self.residuals if not r.fitted)
-        found = (r for r, point in points if point.startswith(begins))
+        found = (r for r in self.residuals if not r.fitted and _is(kind, r.point))
         return tuple(abs(r.error) for r in found)
 
     def value(self, name: str) -> float:
         """One parameter."""
         return self.parameters[name].value
+
+
+def _is(kind: str, point: str) -> bool:
+    """Whether a point is one of "tpot", "ttft" or "start"."""
+    return point.removeprefix("serve_").startswith({"tpot": "bs"}.get(kind, kind))
 
 
 def calibration_file(target: str) -> Path:
@@ -100,11 +137,65 @@ def calibration_for(data: TargetData) -> Calibration | None:
     return load_calibration(REFERENCE) if own is None and data.cuda is not None else own
 
 
-def measured_error(data: TargetData, kind: str) -> float:
-    """The worst residual of "tpot" or "ttft" that was not fitted; what the file says without."""
+def measured_error(data: TargetData, kind: str, tp: int = 1, pp: int = 1) -> float:
+    """The worst residual of "tpot" or "ttft" that was not fitted; what the file says without.
+
+    Of several ranks also of those that were measured with the cuts that it has: TP, PP, or both.
+    They hold what was measured, links and all; for a GPU without them they are the reference's.
+    """
     own = load_calibration(data.target.name)
     errors = () if own is None else own.errors(kind)
-    return float(f"{max(errors):.3g}") if errors else data.prediction_error
+    alone = float(f"{max(errors):.3g}") if errors else data.prediction_error
+    if tp * pp == 1 or (found := calibration_for(data)) is None:
+        return alone
+    several = rank_residuals(found.target)
+    if not several and data.cuda is not None:
+        several = rank_residuals(REFERENCE)
+    bars = [
+        r.bar
+        for r in several
+        if _is(kind, r.point) and (r.tp == 1 or tp > 1) and (r.pp == 1 or pp > 1)
+    ]
+    return max([alone, *(float(f"{bar:.3g}") for bar in bars)])
+
+
+def residuals_text(made: Calibration) -> str:
+    """ "median residual 3.2 %, worst 14.8 % (TP 2, bs32_ctx1024 of m)": of all that was not fitted.
+
+    Shares of what was measured; several ranks count as one does.
+    """
+    alone = [(r.error, f"{r.point} of {r.model}") for r in made.residuals if not r.fitted]
+    several = [
+        (r.error, ", ".join([*_cuts(r), f"{r.point} of {r.model}"]))
+        for r in rank_residuals(made.target)
+    ]
+    errors = {where: abs(error) for error, where in (*several, *alone)}
+    if not errors:
+        return "nothing was measured that was not fitted"
+    worst = max(errors, key=errors.__getitem__)
+    middle, most = (f"{100 * e:.1f} %" for e in (statistics.median(errors.values()), errors[worst]))
+    return f"median residual {middle}, worst {most} ({worst})"
+
+
+def _cuts(r: RankResidual) -> list[str]:
+    return [f"{name} {size}" for name, size in (("TP", r.tp), ("PP", r.pp)) if size > 1]
+
+
+def residuals_file(target: str) -> Path:
+    """Where the residuals of several ranks of a target lie."""
+    return Path(str(resources.files("sitsc").joinpath(f"data/residuals/{target}.json")))
+
+
+def rank_residuals(target: str) -> tuple[RankResidual, ...]:
+    """What was measured of several ranks; empty where nobody has. Raises PlanError if damaged."""
+    file = residuals_file(target)
+    if not file.is_file():
+        return ()
+    where = f"residuals/{target}"
+    try:
+        return from_value(RankResiduals, json.loads(file.read_text()), where).residuals
+    except ValueError as error:
+        raise PlanError(f"no residuals: {error}", where=where) from None
 
 
 def load_calibration(target: str) -> Calibration | None:

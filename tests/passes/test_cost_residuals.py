@@ -10,12 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.calibrate import MODELS, points
-from bench.partition import score
-from sitsc.core.calibration import calibrated, load_calibration
+from bench.partition import of_ranks, score
+from sitsc.core.calibration import (
+    Calibration,
+    calibrated,
+    calibration_for,
+    load_calibration,
+    measured_error,
+    rank_residuals,
+    residuals_text,
+)
 from sitsc.core.hardware import load_target, target_names
+from sitsc.core.parallel import Partition
 from sitsc.passes.collectives import topology
 from sitsc.passes.op_time import Cut, Sizes, device_of
+from sitsc.passes.partition import Candidate, Search, machine
 from sitsc.passes.step_time import StepModel
+from sitsc.passes.workloads import Slo, Workload
 from tests.partition_records import record
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +134,7 @@ def test_scores_of_partitions(tmp_path):
         assert point["predicted_ms"] == pytest.approx(theirs[key]["predicted_ms"], rel=2e-3)
     assert committed["median_error"] <= 0.05 and committed["worst_error"] <= 0.15
     assert committed["order_kept"]
+    assert rank_residuals("h200") == of_ranks("h200", committed).residuals
 
     text = (ROOT / "bench/results/h200_llama3-8b.json").read_text()
     report = json.loads(text)
@@ -135,3 +147,54 @@ def test_scores_of_partitions(tmp_path):
     report["sitsc"]["llama3-8b"] = {key: ms * 1.7 for key, ms in rows.items()}
     (tmp_path / "h200_llama3-8b_tp2.json").write_text(json.dumps(report))
     assert not score("h200", {"llama3-8b": models["llama3-8b"]}, tmp_path)["order_kept"]
+
+
+# --- error bars of several ranks --------------------------------------------------------------
+
+
+def test_error_bars_hold_what_was_measured():
+    """Around the prediction of a partition as `sitsc partition` shows it, also with both cuts."""
+    known = rank_residuals("h200")
+    assert {(r.tp, r.pp) for r in known} == {(2, 1), (1, 2)}
+    data = load_target("h200")
+    for r in known:
+        where = Search(record(r.model), machine(data, topology(2, 1, "nvlink", "infiniband")))
+        made = where.evaluate(Partition(r.tp, r.pp), Workload(512, 64, 8), Slo())
+        assert isinstance(made, Candidate)
+        bar = made.tpot_error if r.point.startswith("bs") else made.ttft_error
+        assert abs(r.measured_ms - r.predicted_ms) <= bar * r.predicted_ms * 1.01, r.point
+
+
+def test_error_bars_are_of_the_cuts_that_were_measured():
+    """More cuts are never surer; GPUs that nobody has measured no surer than the reference."""
+    data = load_target("h200")
+    for kind in ("tpot", "ttft"):
+        alone, tp, pp = (measured_error(data, kind, *n) for n in ((1, 1), (2, 1), (1, 2)))
+        assert alone < tp and alone <= pp
+        assert measured_error(data, kind, 4, 2) == max(tp, pp)
+        assert measured_error(data, kind, 8, 1) == tp and measured_error(data, kind, 1, 8) == pp
+        for name in target_names():
+            other = load_target(name)
+            if other.cuda is not None:
+                assert measured_error(other, kind, 2, 1) >= tp
+            else:
+                assert measured_error(other, kind, 2, 1) == measured_error(other, kind)
+
+
+def test_the_worst_that_is_told_is_the_worst_that_was_measured():
+    committed = json.loads((ROOT / "bench/results/partition_h200.json").read_text())
+    scored = [p for p in committed["points"] if not p["fitted"]]
+    worst = max(scored, key=lambda p: abs(p["error"]))
+    text = residuals_text(calibrated_target("h200"))
+    assert f"median residual {100 * committed['median_error']:.1f} %" in text
+    assert f"worst {100 * committed['worst_error']:.1f} % ({worst['partition']}, " in text
+    assert f"{worst['point']} of {worst['model']})" in text
+    alone = calibrated_target("cpu")
+    assert f"residual {100 * alone.median_error:.1f} %" in residuals_text(alone)
+    assert f"worst {100 * alone.worst_error:.1f} % (" in residuals_text(alone)
+
+
+def calibrated_target(name: str) -> Calibration:
+    made = calibration_for(load_target(name))
+    assert made is not None
+    return made

@@ -12,6 +12,7 @@ from sitsc.passes.arrivals import draw
 from sitsc.passes.batch_time import BatchTime
 from sitsc.passes.loads import closed, even, opened, sustained
 from sitsc.passes.partition import Candidate, Rejected, Search
+from sitsc.passes.partition_report import choose, fewest_devices
 from sitsc.passes.workloads import Slo, Workload
 from tests.partition_records import search
 
@@ -148,3 +149,47 @@ def test_what_is_sustained_is_the_most(llama):
     with pytest.raises(PartitionError, match=f"{nearest.text()} comes nearest") as caught:
         llama.run(8, Workload(rate=1000.0), Slo())
     assert f"with {best[nearest]:.3g}" in str(caught.value)
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 300), st.floats(1, 30))
+@settings(max_examples=30, deadline=None)
+def test_limits_hold_for_what_was_asked(llama, count, tpot):
+    """As many at once as a candidate is said to hold keep the limit, and one more do not."""
+    limits = Slo(tpot_ms=tpot)
+    for numbers in ((8,), (2, 1, 1, 4), (1, 1, 1, 8)):
+        made = llama.evaluate(Partition(*numbers), Workload(concurrency=count), limits)
+        assert isinstance(made, Candidate) and made.meets == (made.load.tpot_ms <= tpot)
+        assert made.holds >= count if made.meets else made.holds < count
+        for more in (0, 1) if made.holds else (1,):
+            asked = Workload(concurrency=made.holds + more)
+            other = llama.evaluate(Partition(*numbers), asked, limits)
+            assert isinstance(other, Candidate) and other.meets == (more == 0)
+
+
+def test_fewest_devices_serve_what_was_asked(llama):
+    """More requests at once take more devices; fewer devices do not keep the limits with them."""
+    limits, before = Slo(ttft_ms=200, tpot_ms=10), 1
+    counts = []
+    for workload in (*(Workload(concurrency=n) for n in (1, 32, 100, 190)), Workload(rate=60.0)):
+        few = fewest_devices(llama, 8, workload, limits)
+        assert few is not None and few[1].meets
+        assert few[1].load.sequences >= (workload.concurrency if workload.rate == 0 else 1)
+        if few[0] > 1:
+            assert fewest_devices(llama, few[0] - 1, workload, limits) is None
+        counts.append(few[0])
+    assert counts[:4] == sorted(counts[:4]) and counts[0] == before < counts[1] < counts[3]
+    assert fewest_devices(llama, 8, Workload(concurrency=400), limits) is None
+
+
+def test_requests_without_room_are_not_served(llama):
+    """They wait, which no limit allows, and the error says how many and what would be kept."""
+    made = llama.evaluate(Partition(8), Workload(concurrency=4096), Slo(ttft_ms=1e6))
+    assert isinstance(made, Candidate) and made.load.sequences < 4096 and not made.meets
+    assert made.load.sequences + made.load.waiting == 4096
+    assert made.miss == 4096 / made.load.sequences and made.holds == made.load.sequences
+    with pytest.raises(PartitionError, match="with 4096 at once: the nearest is") as caught:
+        choose(llama, 8, Workload(concurrency=4096), Slo(ttft_ms=200, tpot_ms=10))
+    assert "requests wait" in str(caught.value) and "at most " in str(caught.value)
