@@ -82,9 +82,24 @@ def scaled(algorithm: Algorithm, rate: float, later: float, source: str) -> Algo
     )
 
 
+def faster(name: str, value: dict[str, Any], data: dict[str, Any]) -> Link:
+    """A generation of a link that was measured: bandwidths by the datasheets, the same latency."""
+    of = data[value["faster"]]
+    rate = value["datasheet_bytes_per_s"] / of["datasheet_bytes_per_s"]
+    source = (
+        f"assumed: {value['faster']} x {rate:.4g} in bandwidth, the ratio of the datasheets "
+        f"({value['datasheet']}; {of['datasheet']}), and as late"
+    )
+    known = from_points(value["faster"], of).algorithms
+    algorithms = {key: scaled(a, rate, 1.0, source) for key, a in known.items()}
+    return Link(name, value["title"], algorithms, value["error"])
+
+
 def made(name: str, data: dict[str, Any]) -> Link:
     """The link of an entry of the data."""
     value = data[name]
+    if "faster" in value:
+        return faster(name, value, data)
     return from_datasheet(name, value, data) if "share" in value else from_points(name, value)
 
 

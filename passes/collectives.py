@@ -13,9 +13,7 @@ from sitsc.core.errors import OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.links import (
     BETWEEN,
-    CPU_LINK,
     GATHER,
-    GPU_LINK,
     REDUCE,
     SEND,
     TO_ALL,
@@ -95,7 +93,7 @@ def topology_of(
     Inside of a node with the algorithms that are executed there, unless `ideal`; nothing is
     executed between nodes. Raises OptionError when they do not divide, or for a link.
     """
-    usual = CPU_LINK if data.cuda is None else GPU_LINK
+    usual = data.host.link
     found = topology(devices, nodes, link or usual, between or BETWEEN)
     if ideal:
         return found

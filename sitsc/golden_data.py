@@ -9,7 +9,6 @@ from importlib import resources
 from sitsc.build_info import bytes_digest
 from sitsc.core.calibration import calibration_for
 from sitsc.core.hardware import load_target
-from sitsc.core.links import CPU_LINK, GPU_LINK
 
 
 def data_digests(target: str, devices: int) -> dict[str, str]:
@@ -19,6 +18,6 @@ def data_digests(target: str, devices: int) -> dict[str, str]:
     if calibration is not None:
         names.append(f"calibration/{calibration.target}")
     if devices > 1:
-        names.append(f"links/{CPU_LINK if data.cuda is None else GPU_LINK}")
+        names.append(f"links/{data.host.link}")
     files = {n: resources.files("sitsc").joinpath(f"data/{n}.json") for n in sorted(names)}
     return {n: bytes_digest(file.read_bytes()) for n, file in files.items() if file.is_file()}

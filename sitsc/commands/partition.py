@@ -20,7 +20,10 @@ def partition(
     devices: Annotated[int, typer.Option(help="How many devices, 1 to 1024.")] = 8,
     nodes: Annotated[int, typer.Option(help="Nodes that the devices are on, alike.")] = 1,
     link: Annotated[
-        str, typer.Option(help="Inside a node: nvlink, pcie, gloo; the target's by default.")
+        str,
+        typer.Option(
+            help="Inside a node: nvlink, pcie, gloo …; the target's by default."
+        ),
     ] = "",
     between: Annotated[str, typer.Option(help="Between nodes: infiniband, ethernet.")] = "",
     slo: Annotated[

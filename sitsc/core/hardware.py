@@ -24,11 +24,12 @@ class CudaLimits:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Devices of one host together: `collectives` are the algorithms that the runtime has there.
+    """Devices of one host together: their link, and the algorithms that the runtime has there.
 
-    Their names are those of `sitsc/core/links.py`; `source` says which code they are.
+    Names are those of `sitsc/data/links/` and `sitsc/core/links.py`; `source` says where from.
     """
 
+    link: str
     collectives: tuple[str, ...]
     source: str
 

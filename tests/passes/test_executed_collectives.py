@@ -10,13 +10,14 @@ from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target, target_names
 from sitsc.core.links import STEPS, executed, load_link, seconds
 from sitsc.core.parallel import Partition
+from sitsc.golden_data import data_digests
 from sitsc.passes.collectives import all_gather, all_reduce, send, sum_itemsize, topology_of
 from sitsc.passes.model_record import LINEAR
 from sitsc.passes.op_time import Cut, Sizes
-from sitsc.passes.partition import Rejected
+from sitsc.passes.partition import Rejected, Search, machine
 from sitsc.passes.placement import crossing, misplaced
 from sitsc.passes.workloads import Slo, Workload
-from tests.partition_records import search
+from tests.partition_records import record, search
 
 H200, CPU = load_target("h200"), load_target("cpu")
 MIB64 = 64 << 20
@@ -86,6 +87,51 @@ def test_links_that_lack_what_is_executed():
     found = executed(measured, H200.host.collectives, nvlink)
     assert found.name == "here"
     assert found.algorithms == {n: nvlink.algorithms[n] for n in H200.host.collectives}
+
+
+# --- links of targets -------------------------------------------------------------------------
+
+LINKS = {"a100": "nvlink3", "b200": "nvlink5", "cpu": "gloo", "h100": "nvlink", "h200": "nvlink"}
+LINKS |= {"l40s": "pcie4", "rtxpro6000": "pcie"}
+
+
+def test_every_target_has_its_own_link():
+    """None is the H200's by default; another link is one that was asked for."""
+    assert set(LINKS) == set(target_names())
+    for name, link in LINKS.items():
+        data = load_target(name)
+        assert data.host.link == topology_of(data, 2).inside.name == link
+        assert "datasheet" in data.host.source or name == "cpu"
+        assert set(data_digests(name, 2)) >= {f"links/{link}"}
+    assert topology_of(load_target("l40s"), 2, link="nvlink").inside.name == "nvlink"
+
+
+def test_generations_are_scaled_by_their_datasheets():
+    """600, 900 and 1800 GB/s in both directions; 32 and 64 each way."""
+    known = {
+        n: load_link(n).algorithms["one_shot"] for n in ("nvlink", *LINKS.values()) if n != "gloo"
+    }
+    measured = known["nvlink"]
+    for name, each in (("nvlink3", 300), ("nvlink5", 900), ("pcie4", 32), ("pcie", 64)):
+        share = known[name].bytes_per_s / measured.bytes_per_s
+        assert share == pytest.approx(each / 450, rel=1e-3) and not known[name].points
+        assert "assumed" in known[name].source and load_link(name).error >= 0.3
+    assert known["nvlink5"].latency_s == measured.latency_s < known["pcie"].latency_s
+
+
+def test_slow_links_change_the_ranking():
+    """Without NVLink fewer ranks share a layer, and the ranking is not that of NVLink."""
+    data, load = load_target("l40s"), Workload()
+    model = record("llama3-8b", "l40s")
+    own, fast = (
+        Search(model, machine(data, topology_of(data, 8, link=link))).run(8, load, Slo())
+        for link in ("", "nvlink")
+    )
+    order = [[c.partition.text() for c in found.ranked] for found in (own, fast)]
+    assert sorted(order[0]) == sorted(order[1]) and order[0] != order[1]
+    eight = [next(c for c in found.ranked if c.partition.tp == 8) for found in (own, fast)]
+    assert eight[0].ttft_ms > 2 * eight[1].ttft_ms and eight[0].comm_share > eight[1].comm_share
+    assert own.ranked[0].partition.tp < 8
 
 
 # --- where ranks stand ------------------------------------------------------------------------
