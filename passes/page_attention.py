@@ -74,7 +74,7 @@ def _layout(node: Node, context: PassContext) -> KvLayout:
         raise UnsupportedModelError(
             f"keys of {keys.shape[3]} and values of {values.shape[3]} elements a head",
             where=module_path(node),
-            hint="the target cpu takes values that are narrower than keys, others do not",
+            hint="both alike, or values narrower than keys with --target cpu",
         )
     return KvLayout(int(keys.shape[1]), int(keys.shape[3]))
 

@@ -23,6 +23,7 @@ from sitsc.core.tuning import SCHEMA, TuneSet, contexts
 from sitsc.core.weights import DTYPES
 from sitsc.frontend.checkpoint import Checkpoint
 from sitsc.frontend.experts_lint import num_experts
+from sitsc.frontend.head_widths import check_head_widths
 from sitsc.frontend.longrope import longrope_switch
 from sitsc.frontend.nested import place_weights
 from sitsc.frontend.onnx_checkpoint import check_context
@@ -84,8 +85,12 @@ def resolve_dtypes(config: dict[str, Any], options: CompileOptions) -> Dtypes:
 
 
 def model_facts(checkpoint: Checkpoint, options: CompileOptions) -> ModelFacts:
-    """Dimensions, vocabulary and limits. Raises OptionError for a context the model lacks."""
+    """Dimensions, vocabulary and limits. Raises OptionError for a context the model lacks.
+
+    UnsupportedModelError for attention that the target has no kernels for.
+    """
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    check_head_widths(config, options.target)
     longest = _known_positions(config) or _UNKNOWN_CONTEXT
     if options.max_context > longest and not _by_graph(checkpoint):
         raise OptionError(
