@@ -147,6 +147,17 @@ def _topology(target: str, asked: Asked) -> Topology:
     return topology_of(data, a.devices, a.nodes, a.link, a.between, ideal=a.ideal)
 
 
+def _where_text(search: Search, asked: Asked) -> str:
+    """Where the devices are, and what of the answer is a forecast."""
+    where, most = search.machine.where, search.machine.data.host.devices
+    text = where.text()
+    if 0 < most < where.per_node:
+        text += f", more than the {most} of a usual host (--nodes)"
+    if asked.nodes > 1:
+        text += ", a forecast: an artifact runs on one host"
+    return text
+
+
 def searcher(record: ModelRecord, target: str, asked: Asked) -> Search:
     """The search of a model on a target's devices and links. Raises OptionError, TargetError."""
     where = _topology(target, asked)
@@ -178,7 +189,7 @@ def report(record: ModelRecord, target: str, asked: Asked) -> Report:
     return Report(
         model=record.architecture,
         target=target,
-        topology=search.machine.where.text(),
+        topology=_where_text(search, asked),
         calibration=text,
         found=found,
         best=best,

@@ -12,7 +12,7 @@ from torch import fx
 
 from sitsc import lowering
 from sitsc.codegen import cpu
-from sitsc.core.errors import PartitionError
+from sitsc.core.errors import OptionError, PartitionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.options import CompileOptions
 from sitsc.core.parallel import Partition, check_partition, even_stages
@@ -40,8 +40,10 @@ def plan_ranks(
 ) -> tuple[Plan, lowering.Generate]:
     """The plan of all ranks, and what writes their code.
 
-    Raises PartitionError for what does not divide, naming what would.
+    Raises PartitionError for what does not divide, naming what would, and OptionError for more
+    devices than one host has.
     """
+    check_host(options.devices, data)
     passes, context = lowering.pass_tuple(options), lowering.pass_context(dtypes, options)
     whole = graphs.final(dtypes, options, facts.tokens.max_context)
     parallel = choose_parallel(record_of_graph(whole.graph, facts), options, data)
@@ -56,6 +58,19 @@ def plan_ranks(
     if data.cuda is not None:
         return plan, lambda folder, done: _generate_all([g for _, g in made], folder, done)
     return plan, lambda folder, done: _generate(parts, folder, done)
+
+
+def check_host(devices: int, data: TargetData) -> None:
+    """Raises OptionError for more devices than a host usually has: an artifact runs on one host."""
+    name, most = data.target.name, data.host.devices
+    if not 0 < most < devices:
+        return
+    nodes = next(n for n in range(2, devices + 1) if devices % n == 0 and devices // n <= most)
+    raise OptionError(
+        f"{devices} {name} are more than the {most} of one host, and an artifact runs on one host",
+        hint=f"sitsc partition --target {name} --devices {devices} --nodes {nodes} ranks replicas "
+        "and stages over several",
+    )
 
 
 def rank_graph(

@@ -1,18 +1,21 @@
 """Plans of several ranks: stages end where predicted times are even, not where layer counts are."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sitsc.core.errors import OptionError, PartitionError
-from sitsc.core.hardware import load_target
+from sitsc.core.hardware import load_target, target_names
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Parallel, Tokens
+from sitsc.models.random_checkpoint import write_random
 from sitsc.passes import CPU
 from sitsc.passes.base import PassContext
 from sitsc.passes.planner import ModelFacts
 from sitsc.passes.runner import run_passes
-from sitsc.rank_lowering import choose_parallel, record_of_graph
+from sitsc.pipeline import inspect, plan_checkpoint
+from sitsc.rank_lowering import check_host, choose_parallel, record_of_graph
 from tests.compiled_families import FAMILIES
 
 CONTEXT = PassContext("float32", "none", "float32", 16, "cpu")
@@ -68,3 +71,20 @@ def test_devices_and_ranks_that_disagree_are_refused():
         CompileOptions(target="h200:x")
     with pytest.raises(OptionError, match="choose how several devices"):
         CompileOptions(target="h200", slo="ttft=100")
+
+
+def test_more_devices_than_a_host_has_are_refused(tmp_path: Path):
+    """Before anything is traced, naming what ranks partitions over several hosts."""
+    folder = write_random("tiny-qwen2", tmp_path / "model", headers_only=True)
+    for more in ({"target": "h200:16"}, {"target": "h200", "tp": 4, "pp": 3}):
+        options = CompileOptions(**more)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"(16|12) h200 are more than the 8 of one host") as e:
+            plan_checkpoint(inspect(folder, options), options)
+        assert "sitsc partition" in str(e.value) and "--nodes 2" in str(e.value)
+        assert "\n" not in str(e.value)
+    for name in target_names():
+        data = load_target(name)
+        check_host(data.host.devices or 1024, data)
+        assert data.host.devices == 0 or "devices:" in data.host.source
+    with pytest.raises(OptionError, match=r"11 l40s .* --nodes 11"):
+        check_host(11, load_target("l40s"))

@@ -21,9 +21,7 @@ def partition(
     nodes: Annotated[int, typer.Option(help="Nodes that the devices are on, alike.")] = 1,
     link: Annotated[
         str,
-        typer.Option(
-            help="Inside a node: nvlink, pcie, gloo …; the target's by default."
-        ),
+        typer.Option(help="Inside a node: nvlink, pcie, gloo …; the target's by default."),
     ] = "",
     between: Annotated[str, typer.Option(help="Between nodes: infiniband, ethernet.")] = "",
     slo: Annotated[

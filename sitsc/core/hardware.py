@@ -24,11 +24,13 @@ class CudaLimits:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Devices of one host together: their link, and the algorithms that the runtime has there.
+    """Devices of one host together: how many a host usually has at most (0: any number), their
+    link, and the algorithms that the runtime has there.
 
     Names are those of `sitsc/data/links/` and `sitsc/core/links.py`; `source` says where from.
     """
 
+    devices: int
     link: str
     collectives: tuple[str, ...]
     source: str

@@ -4,6 +4,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,21 @@ def test_refused(tmp_path: Path, capfd):
     refused("--workload", tmp_path / "good.json", "--prompt", 5, parts=("--prompt beside",))
     (tmp_path / "link.json").write_text("{}")
     refused("--link", tmp_path / "link.json", parts=("missing key",))
+
+
+def test_what_is_a_forecast_is_said():
+    """Nodes, a node of more devices than hosts have, and what no target executes."""
+    made = record("tiny-qwen2")
+
+    def said(**asked: Any) -> str:
+        return report(made, "h200", Asked(**asked)).topology
+
+    assert said(devices=8) == "one node, nvlink"
+    apart = said(devices=12, nodes=2, between="ethernet")
+    assert apart.startswith("6 a node by nvlink, nodes by ethernet")
+    assert "a forecast: an artifact runs on one host" in apart
+    assert "more than the 8 of a usual host (--nodes)" in said(devices=16)
+    assert "hypothetical: the best collectives" in said(devices=2, ideal=True)
 
 
 def test_links_are_measured(tmp_path: Path, capfd):
