@@ -155,6 +155,8 @@ def _where_text(search: Search, asked: Asked) -> str:
         text += f", more than the {most} of a usual host (--nodes)"
     if asked.nodes > 1:
         text += ", a forecast: an artifact runs on one host"
+    if asked.overlap:
+        text += ", hypothetical: sums of prompts hidden behind computing, which nothing executes"
     return text
 
 

@@ -34,11 +34,11 @@ def partition(
     output: Annotated[int, typer.Option(help="Tokens of an output.")] = 0,
     concurrency: Annotated[int, typer.Option(help="Requests at once, on all devices.")] = 0,
     overlap: Annotated[
-        bool, typer.Option(help="Count sums of prompts as hidden behind computing, in pieces.")
+        bool, typer.Option(help="Hypothetical: sums of prompts hidden behind computing.")
     ] = False,
     ideal: Annotated[
         bool,
-        typer.Option(help="Count the best collectives that links allow, which nothing executes."),
+        typer.Option(help="Hypothetical: the best collectives that the links allow."),
     ] = False,
     max_context: Annotated[
         int, typer.Option(help="The longest sequence; 0: the model's, up to 8192.")

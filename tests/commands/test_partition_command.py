@@ -150,6 +150,7 @@ def test_what_is_a_forecast_is_said():
     assert "a forecast: an artifact runs on one host" in apart
     assert "more than the 8 of a usual host (--nodes)" in said(devices=16)
     assert "hypothetical: the best collectives" in said(devices=2, ideal=True)
+    assert "hypothetical: sums of prompts hidden" in said(devices=2, overlap=True)
 
 
 def test_links_are_measured(tmp_path: Path, capfd):
