@@ -13,6 +13,7 @@ from sitsc.commands.output import Json, bytes_text, phases, print_json, table_li
 from sitsc.core.errors import ArtifactExistsError, OptionError
 
 if TYPE_CHECKING:
+    from sitsc.core.links import Link
     from sitsc.core.tiles import TileTable
     from sitsc.runtime.tune import SubjectResult
 
@@ -96,13 +97,19 @@ def links(
     backend: Annotated[str, typer.Option(help="gloo or nccl; by default what there is.")] = "",
     ranks: Annotated[int, typer.Option(help="Processes; 0: every GPU, or 2 on a CPU.")] = 0,
     seconds: Annotated[float, typer.Option(help="For each collective and size.")] = 0.3,
+    like: Annotated[
+        str, typer.Option(help="Link to keep unmeasured figures of; by default the GPU's, or gloo.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure collectives between this machine's devices, and write latency and bandwidth."""
+    """Measure collectives between this machine's devices, and write latency and bandwidth.
+
+    NCCL and gloo are measured; kernels of ours between GPUs keep the figures of the link --like.
+    """
     import torch  # noqa: PLC0415
 
     from sitsc.core.disk import disk_errors  # noqa: PLC0415
-    from sitsc.core.links import link_text, measured_link  # noqa: PLC0415
+    from sitsc.core.links import completed, link_text, load_link, measured_link  # noqa: PLC0415
     from sitsc.core.records import to_value  # noqa: PLC0415
     from sitsc.runtime.link_probe import GLOO, NCCL, measure_links  # noqa: PLC0415
 
@@ -111,12 +118,16 @@ def links(
     gpus = torch.cuda.device_count()
     backend = backend or (NCCL if gpus > 1 else GLOO)
     ranks = ranks or (gpus if backend == NCCL else 2)
+    usual = load_link(like) if like else None  # refused before anything is measured
     points = measure_links(backend, ranks, seconds=seconds)
     source = f"measured by sitsc tune links: {backend}, {ranks} ranks, {_hardware(backend)}, "
     source += f"torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}"
     title = f"{backend} between {ranks} ranks of one host"
     rows = [(p.collective, p.nbytes, p.seconds) for p in points]
-    link = measured_link(out.stem, title, ranks, rows, source)
+    found = measured_link(out.stem, title, ranks, rows, source)
+    if usual is None and (name := _own_link(backend)):
+        usual = load_link(name)
+    link = found if usual is None else completed(found, usual)
     with disk_errors(out):
         out.write_text(link_text(link))
     if as_json:
@@ -124,10 +135,32 @@ def links(
         return
     cells = [
         [name, f"{1e6 * a.latency_s:.1f}", f"{a.bytes_per_s / 1e9:.2f}", str(len(a.points))]
-        for name, a in link.algorithms.items()
+        for name, a in found.algorithms.items()
     ]
-    print("\n".join(table_lines([["algorithm", "µs a message", "GB/s", "points"], *cells])))
+    rest = [name for name in link.algorithms if name not in found.algorithms]
+    lines = table_lines([["algorithm", "µs a message", "GB/s", "points"], *cells])
+    print("\n".join([*lines, *kept_lines(backend, rest, usual)]))
     print(f"{out}  median error of the fit {100 * link.error:.0f} %")
+
+
+def _own_link(backend: str) -> str:
+    """The link of this machine's kind; "" for a GPU that is no target."""
+    from sitsc.core.hardware import load_target, target_of_gpu  # noqa: PLC0415
+
+    data = target_of_gpu(_hardware(backend)) if backend == "nccl" else load_target("cpu")
+    return "" if data is None else data.host.link
+
+
+def kept_lines(backend: str, names: list[str], usual: "Link | None") -> list[str]:
+    """What was not measured, and whose figures stand in its place."""
+    if usual is None:
+        return ["nothing is kept of another link: --like names one, such as nvlink or pcie4"]
+    if not names:
+        return []
+    text = [f"not measured, as in the link {usual.name}: {', '.join(names)}"]
+    if backend == "nccl":
+        text.append("artifacts sum, gather and send by kernels of ours, not by what was measured")
+    return text
 
 
 def _hardware(backend: str) -> str:

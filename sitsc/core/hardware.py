@@ -113,6 +113,17 @@ def _number(part: str) -> str:
     return part.partition(":")[2]
 
 
+def target_of_gpu(device: str) -> TargetData | None:
+    """The target of a GPU by what it calls itself, such as "NVIDIA A100-SXM4-80GB"; None if none.
+
+    Of several the one with the longest name.
+    """
+    plain = re.sub("[^a-z0-9]", "", device.lower())
+    found = [name for name in target_names() if name in plain]
+    gpus = [data for data in map(load_target, found) if data.cuda is not None]
+    return max(gpus, key=lambda data: len(data.target.name), default=None)
+
+
 def shared_memory_bytes(sm: int) -> int:
     """The most shared memory of a thread block on compute capability `sm`. Raises TargetError."""
     gpus = [data.cuda for data in map(load_target, target_names()) if data.cuda is not None]

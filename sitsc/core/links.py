@@ -161,6 +161,14 @@ def fit_error(algorithms: dict[str, Algorithm]) -> float:
     return float(f"{median(errors):.3g}") if errors else 0.3
 
 
+def completed(measured: Link, usual: Link) -> Link:
+    """What was measured, with the algorithms of `usual` that were not."""
+    algorithms = measured.algorithms | {
+        name: a for name, a in usual.algorithms.items() if name not in measured.algorithms
+    }
+    return replace(measured, algorithms=algorithms, error=fit_error(algorithms))
+
+
 ALGORITHM_OF = {
     "all_reduce": "ring",
     "all_gather": "ring_gather",

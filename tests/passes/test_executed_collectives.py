@@ -1,14 +1,24 @@
 """What a target's runtime executes is what is priced; where ranks of a stage may stand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sitsc.commands.tune import kept_lines
 from sitsc.core.errors import OptionError
-from sitsc.core.hardware import load_target, target_names
-from sitsc.core.links import STEPS, executed, load_link, seconds
+from sitsc.core.hardware import load_target, target_names, target_of_gpu
+from sitsc.core.links import (
+    STEPS,
+    completed,
+    executed,
+    link_text,
+    load_link,
+    read_link,
+    seconds,
+)
 from sitsc.core.parallel import Partition
 from sitsc.golden_data import data_digests
 from sitsc.passes.collectives import all_gather, all_reduce, send, sum_itemsize, topology_of
@@ -21,6 +31,7 @@ from tests.partition_records import record, search
 
 H200, CPU = load_target("h200"), load_target("cpu")
 MIB64 = 64 << 20
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", target_names())
@@ -87,6 +98,40 @@ def test_links_that_lack_what_is_executed():
     found = executed(measured, H200.host.collectives, nvlink)
     assert found.name == "here"
     assert found.algorithms == {n: nvlink.algorithms[n] for n in H200.host.collectives}
+
+
+def test_measured_links_keep_what_is_executed(tmp_path: Path):
+    """NCCL's times do not stand for those of kernels of ours: predictions stay as they were."""
+    text = (ROOT / "bench/results/links_h200_nccl.json").read_text()
+    nvlink, nccl = load_link("nvlink"), read_link(text, "nccl")
+    made = completed(nccl, nvlink)
+    assert set(nccl.algorithms) < set(made.algorithms) >= set(H200.host.collectives)
+    assert made.algorithms["ring"] == nccl.algorithms["ring"] != nvlink.algorithms["ring"]
+    assert made.algorithms["one_shot"] == nvlink.algorithms["one_shot"]
+    (tmp_path / "here.json").write_text(link_text(made))
+    (tmp_path / "bare.json").write_text(text)  # of a time before figures were kept
+    own = search("llama3-8b", 2).replica(Partition(2))
+    for name in ("here", "bare"):
+        where = topology_of(H200, 2, link=str(tmp_path / f"{name}.json"))
+        other = Search(record("llama3-8b"), machine(H200, where)).replica(Partition(2))
+        assert other.decode(1, 185).us == own.decode(1, 185).us
+        assert other.prefill(2048).us == own.prefill(2048).us
+    lines = kept_lines("nccl", ["one_shot", "direct_send"], nvlink)
+    assert lines[0] == "not measured, as in the link nvlink: one_shot, direct_send"
+    assert "kernels of ours" in lines[1]
+    assert (
+        kept_lines("gloo", [], load_link("gloo")) == []
+        and "--like" in kept_lines("nccl", [], None)[0]
+    )
+
+
+def test_gpus_are_known_by_what_they_call_themselves():
+    names = {"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H200": "h200", "NVIDIA L40S": "l40s"}
+    names |= {"NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtxpro6000"}
+    for device, name in names.items():
+        data = target_of_gpu(device)
+        assert data is not None and data.target.name == name
+    assert target_of_gpu("NVIDIA GeForce RTX 2070") is None and target_of_gpu("cpu") is None
 
 
 # --- links of targets -------------------------------------------------------------------------
