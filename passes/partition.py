@@ -20,7 +20,7 @@ from sitsc.passes.op_time import Device, device_of
 from sitsc.passes.placement import crossing, misplaced
 from sitsc.passes.replica_time import LARGEST_CHUNK, Budget, Replica, Span
 from sitsc.passes.step_time import StepModel
-from sitsc.passes.workloads import Slo, Workload
+from sitsc.passes.workloads import Slo, Workload, counted
 
 RESERVED = 0.06  # of a device's memory: the driver, libraries, graphs, what the allocator loses
 
@@ -157,16 +157,17 @@ class Search:
             else:
                 rejected.append(made)
         if not ranked:
+            those = counted(devices, "device")
             slow = max(rejected, key=lambda r: r.rate)
             if slow.rate:
                 raise PartitionError(
-                    f"no partition of {devices} devices serves {workload.rate:.3g} requests a "
+                    f"no partition of {those} serves {workload.rate:.3g} requests a "
                     f"second: {slow.partition.text()} comes nearest with {slow.rate:.3g}",
                     hint="more devices, or fewer requests",
                 )
             first = min(rejected, key=lambda r: (not r.change, r.partition.pp, -r.partition.tp))
             raise PartitionError(
-                f"no partition of {devices} devices can hold {self.record.architecture}: "
+                f"no partition of {those} can hold {self.record.architecture}: "
                 f"{first.partition.text()}: {first.reason}",
                 hint=first.change or "more devices",
             )

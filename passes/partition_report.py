@@ -13,7 +13,7 @@ from sitsc.passes.op_time import Sizes, op_time
 from sitsc.passes.partition import Candidate, Found, Search
 from sitsc.passes.prefill_cuts import prefill_cuts
 from sitsc.passes.replica_time import LARGEST_CHUNK
-from sitsc.passes.workloads import Slo, Workload
+from sitsc.passes.workloads import Slo, Workload, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def check_slo(found: Found, *, fewer: bool = False) -> None:
     waiting = f", {near.load.waiting} requests wait" if near.load.waiting else ""
     kept = f"at most {most.holds} at once ({most.partition.text()}), " if most.holds else ""
     raise PartitionError(
-        f"no partition of {found.devices} devices keeps {found.slo.text()} with "
+        f"no partition of {counted(found.devices, 'device')} keeps {found.slo.text()} with "
         f"{found.workload.asked}: the nearest is {near.partition.text()} with {near.miss:.2f} "
         f"times the limit (TTFT {near.load.ttft_ms:.4g} ms, TPOT {near.load.tpot_ms:.4g} ms with "
         f"{near.load.batch} sequences a replica{waiting})",

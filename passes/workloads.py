@@ -92,6 +92,11 @@ class Slo:
         return " and ".join(f"{n} {v:g} ms" for n, v in pairs if v is not None) or "no limit"
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 device", "8 devices"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def read_slo(text: str) -> Slo:
     """ "ttft=200,tpot=20" in milliseconds. Raises OptionError."""
     found: dict[str, float] = {}

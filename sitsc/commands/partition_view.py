@@ -122,10 +122,11 @@ def _answers(report: Report) -> list[str]:
             f"{100 * (miss.miss - 1):.1f} %: TTFT {miss.load.ttft_ms:.1f} ms, "
             f"TPOT {miss.load.tpot_ms:.3f} ms with {_sequences(miss.load, miss.partition.dp)}"
         )
-    stages = " ".join(map(str, report.parallel.stages))
+    stages, many = " ".join(map(str, report.parallel.stages)), report.parallel.micro_batch
+    pieces = "1 micro-batch" if many == 1 else f"{many} micro-batches"
     lines.append(
         f"chosen      {report.best.partition.text()}: stages {stages}, "
-        f"{report.parallel.micro_batch} micro-batches, chunks of {report.parallel.chunk_tokens}"
+        f"{pieces}, chunks of {report.parallel.chunk_tokens}"
     )
     return lines
 

@@ -394,5 +394,5 @@ def test_golden_refuses(place: Path, tmp_path, capfd):
     (tmp_path / "encoder" / "config.json").write_text(json.dumps(encoder))
     refused(tmp_path / "encoder", parts=("encoder is an encoder",))
     small = ("tiny-llama", "--workload", place / "load.json", "--no-measure", "--slo")
-    refused(*small, "ttft=0.0001", parts=("no partition of 1 devices", "the nearest is"))
+    refused(*small, "ttft=0.0001", parts=("no partition of 1 device keeps", "the nearest is"))
     refused(*small[:-1], "--target", "h200", "--weights", "int8", parts=("no --weights",))

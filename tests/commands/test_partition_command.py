@@ -58,6 +58,15 @@ def test_text(eight, capsys):
         assert part in text, part
 
 
+def test_one_of_a_thing(capsys):
+    """One device, one micro-batch; the front is named by digits, as the guide says."""
+    asked = Asked(1, workload=Workload(concurrency=1), slo=Slo(tpot_ms=10))
+    show(report(record("llama3-8b"), "h200", asked), 4)
+    text = capsys.readouterr().out
+    assert "fewest      1 device keeps the limits: one rank, 1 at once" in text
+    assert "1 micro-batch, chunks" in text and " the best: 1 one rank" in text
+
+
 def test_json_is_strict(eight):
     value = json.loads(json.dumps(report_value(eight), allow_nan=False))
     assert value["ranked"][0]["partition"] == {"tp": 4, "pp": 1, "ep": 1, "dp": 2}

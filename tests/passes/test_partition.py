@@ -104,7 +104,7 @@ def test_memory_refuses_with_the_fewest_devices():
     assert isinstance(made, Rejected)
     assert "memory:" in made.reason and "GB usable" in made.reason
     assert "devices a replica" in made.change
-    with pytest.raises(PartitionError, match="no partition of 1 devices"):
+    with pytest.raises(PartitionError, match="no partition of 1 device can hold"):
         Search(deep, where).run(1, LOAD, Slo())
 
 
