@@ -17,11 +17,13 @@ def misplaced(partition: Partition, where: Topology) -> tuple[str, str] | None:
     """
     tp, node = partition.tp, where.per_node
     if where.between is not None and tp % node and node % tp:
-        fits = [n for n in range(1, node + 1) if node % n == 0]
-        near = {max(n for n in fits if n < tp), min((n for n in fits if n > tp), default=node)}
+        devices = partition.num_ranks
+        even = [n for n in range(1, devices // tp + 1) if devices % (n * tp) == 0]
+        nodes = min(even, key=lambda n: (abs(n - devices / node), -n))
+        fits = ", ".join(str(n) for n in range(1, node + 1) if node % n == 0)
         return (
             f"TP {tp} does not fill nodes of {node} devices: a group would straddle two",
-            f"TP {' or '.join(map(str, sorted(near)))}, or nodes of a multiple of {tp} devices",
+            f"--nodes {nodes}, or a TP that divides a node: {fits}",
         )
     most = 0 if where.ideal else most_ranks(where)
     if not 0 < most < tp:

@@ -187,7 +187,10 @@ def test_groups_stay_inside_of_nodes():
     twelve = topology_of(H200, 12, 2, between="ethernet")
     why = misplaced(Partition(4, 1, 1, 3), twelve)
     assert why is not None and "straddle" in why[0]
-    assert why[1] == "TP 3 or 6, or nodes of a multiple of 4 devices"
+    assert why[1] == "--nodes 3, or a TP that divides a node: 1, 2, 3, 6"
+    assert misplaced(Partition(4, 1, 1, 3), topology_of(H200, 12, 3)) is None
+    why = misplaced(Partition(12, 2), topology_of(H200, 24, 3))
+    assert why is not None and why[1].startswith("--nodes 2, or")
     assert all(misplaced(Partition(tp), twelve) is None for tp in (1, 2, 3, 6))
     why = misplaced(Partition(12), twelve)
     assert why is not None and "up to 6 devices" in why[0] and "TP 6 × PP 2" in why[1]
