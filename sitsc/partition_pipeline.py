@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sitsc.core.calibration import residuals_text
 from sitsc.core.errors import OptionError
 from sitsc.core.hardware import load_target
-from sitsc.core.links import CPU_LINK, GPU_LINK
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import Parallel
 from sitsc.core.records import to_value
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 MOST_DEVICES = 1024
 
 __all__ = [
-    "CPU_LINK",
-    "GPU_LINK",
     "MOST_DEVICES",
     "Asked",
     "Candidate",

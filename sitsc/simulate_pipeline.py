@@ -17,10 +17,10 @@ from sitsc.core.serving.latency import Percentiles, Summary, percentiles, summar
 from sitsc.core.serving.limits import chunks_of, limits_of
 from sitsc.core.serving.scheduler import SchedulerLimits, pieces
 from sitsc.core.serving.simulator import Arrival, Cost, Serving, replay_prompts, simulate
-from sitsc.partition_pipeline import CPU_LINK, GPU_LINK, Asked, record_model, searcher
+from sitsc.partition_pipeline import Asked, record_model, searcher
 from sitsc.passes.arrivals import REQUESTS, Requests, draw, read_requests
 from sitsc.passes.batch_time import BatchTime
-from sitsc.passes.collectives import send, topology
+from sitsc.passes.collectives import send, topology_of
 from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Candidate, Search
 from sitsc.passes.plan_time import plan_time
@@ -173,7 +173,7 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     limits = limits_of(plan)
     ahead = parallel.pp if gpu else 0
     serving = Serving(limits, own.memory.kv_pages, own.kv[0].page_tokens, replicas, ahead)
-    cost = plan_time(plan, _sender(plan, GPU_LINK if gpu else CPU_LINK))
+    cost = plan_time(plan, _sender(plan))
     summary = summarise(
         simulate(requests.arrivals, serving, cost, concurrency=requests.concurrency)
     )
@@ -191,9 +191,9 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
     )
 
 
-def _sender(plan: Plan, link: str) -> Callable[[int], float]:
+def _sender(plan: Plan) -> Callable[[int], float]:
     """Seconds in which the hidden state of so many tokens comes to the next stage of a plan."""
-    where = topology(plan.num_ranks, 1, link, "")
+    where = topology_of(load_target(plan.target.name), plan.num_ranks)
     width = plan.model.dimensions.get("hidden_size", 0) * _HIDDEN_BYTES
     return lambda tokens: 1e-6 * send(tokens * width, where, across=False).us
 

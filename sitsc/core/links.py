@@ -15,7 +15,7 @@ from typing import Any
 from sitsc.core.errors import OptionError, PlanError
 from sitsc.core.records import from_value, to_value
 
-GPU_LINK, CPU_LINK, BETWEEN = "nvlink", "gloo", "infiniband"  # where none is asked for
+BETWEEN = "infiniband"  # nodes, where nothing else is asked for
 # (messages one after another, bytes of one direction over the size) of each algorithm, by ranks.
 # Sizes are those of the whole result; all_to_all's is what one rank sends, its own part included.
 STEPS = {
