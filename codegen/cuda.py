@@ -70,7 +70,8 @@ class CudaProvider:
         if tile.pop("parts", 0) and parts:
             op = replace(op, epilogue="parts", out_dtype="fp32")
         shown.pop("scaled", None)
-        scaled = scaling_programs(op.rows, tile) if tile.pop("scaled", 0) else 0
+        wanted = tile.pop("scaled", 0) and choice.kernel != "wide"  # which scales nothing
+        scaled = scaling_programs(op.rows, tile) if wanted else 0
         if scaled > 1 and ahead is not None:
             shown["scaled"] = scaled
             op = replace(op, scaled=scaled, next_offset=ahead)

@@ -122,6 +122,8 @@ def _scaled(
     wanted = scaling_programs(op.rows, now)
     found: list[Candidate] = []
     for one in candidates(op, tokens, gpu):
+        if one.template == "wide":  # scales nothing
+            continue
         programs = tuple(
             tile.get("programs", 0)
             for tile in _tiles(one)

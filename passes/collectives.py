@@ -25,8 +25,7 @@ from sitsc.core.links import (
 
 _FEW_ROWS = 16  # up to so many rows GPUs send sums as float32: what counts there is latency
 _NARROW = 64  # so do rows of fewer elements, which are squares of a norm
-
-
+SUM_BYTES = 2  # of an element of a sum of many rows, and as records count it
 IDEAL = ", hypothetical: the best collectives that links allow, which nothing executes"
 
 

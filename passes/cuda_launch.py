@@ -106,7 +106,7 @@ class LaunchBuilder:
         self.places: dict[Node, Any] = {}
         self.owners: dict[str, list[Node]] = {}
         self.launches: list[Launch] = []
-        self.in_layers = False
+        self.in_layer: int | None = None
 
     # --- places -------------------------------------------------------------------------------
 
@@ -274,8 +274,8 @@ class LaunchBuilder:
     def argument(self, name: str, ref: Ref, shape: tuple[int | str, ...]) -> Argument:
         """A place as an argument of a launch; in layers, which one is left open in a name."""
         item, buffer = DTYPES[ref.dtype].itemsize, ref.buffer
-        if ref.source == "weight" and self.in_layers:
-            buffer = open_name(buffer, following=ref.following)
+        if ref.source == "weight" and self.in_layer is not None:
+            buffer = open_name(buffer, self.in_layer, following=ref.following)
         return Argument(
             name, ref.source, buffer, ref.dtype, shape, None, ref.offset * item, ref.layer_stride
         )

@@ -73,7 +73,7 @@ class LinearOps(NormAheadOps):
         )
         if info is not None and not in_parts(info) and self.reduced(node):
             shape |= {"out_dtype": "fp32"}
-            info = self.provider.linear(shape, tokens)
+            info = self.provider.linear(shape, tokens, squares=0 if found is None else found.count)
         return shape, info
 
     def _linear_shape(self, node: Node, a: dict[str, Any], columns: int) -> dict[str, Any]:

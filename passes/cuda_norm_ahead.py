@@ -72,7 +72,10 @@ class NormAheadOps(RankOps):
 
     def _norm_name(self, node: Node, reader: Node) -> tuple[str, bool]:
         norm = self._norm_of(node, reader)
-        return open_name(norm.buffer), norm.following
+        layer = self.values.layer[node]
+        named = layer is not None
+        name = open_name(norm.buffer, layer, following=norm.following) if named else norm.buffer
+        return name, norm.following
 
     def _norm_of(self, node: Node, reader: Node) -> Ref:
         """The weight of the reader's norm; it may be the next layer's."""

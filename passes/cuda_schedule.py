@@ -90,7 +90,8 @@ class CudaScheduler(KernelOps):
 
     def _segment(self, name: str, layers: tuple[int, ...], nodes: list[Node]) -> None:
         """Launches of layers of one class in a row, or of what stands before and after layers."""
-        begin, self.launches, self.in_layers = self.clock, [], bool(layers)
+        begin, self.launches = self.clock, []
+        self.in_layer = layers[0] if layers else None
         self._expect(layers)
         found = self.begin_layers()
         for node in nodes:
@@ -103,7 +104,7 @@ class CudaScheduler(KernelOps):
             self._keep_over_layers(begin)
         if self.launches:
             self.out.groups.append(LaunchGroup(name, layers, tuple(self.launches)))
-        self.in_layers = False
+        self.in_layer = None
 
     def _segments(self, apart: int) -> list[tuple[str, tuple[int, ...], list[Node]]]:
         """Nodes before the layers, runs of layers of one class (nodes of the first), the rest."""

@@ -322,10 +322,10 @@ class Search:
 
     def flips(self, partitions: list[Partition], workload: Workload) -> tuple[Flip, ...]:
         """Where another partition becomes the fastest as more requests come at once."""
-        closed = replace(workload, rate=0.0)
+        unlimited = replace(workload, rate=0.0)
 
         def best(concurrency: int) -> Partition:
-            asked = replace(closed, concurrency=concurrency)
+            asked = replace(unlimited, concurrency=concurrency)
             return max(partitions, key=lambda p: self._speed(p, asked))
 
         found = [Flip(1, best(1))]

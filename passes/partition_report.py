@@ -163,8 +163,8 @@ def parallel_of(
     replica, where = search.replica(chosen.partition), search.machine.where
     one = chosen.partition
     ranges = link_ranges(where.inside, min(one.tp, where.per_node))
-    if where.between is not None:
-        ranges += link_ranges(where.between, max(2, -(-one.tp // where.per_node)))
+    if where.between is not None and one.tp > where.per_node:
+        ranges += link_ranges(where.between, -(-one.tp // where.per_node))
     return Parallel(
         tp=one.tp,
         pp=one.pp,

@@ -29,9 +29,11 @@ def misplaced(partition: Partition, where: Topology) -> tuple[str, str] | None:
     if not 0 < most < tp:
         return None
     fits = max(n for n in range(1, most + 1) if tp % n == 0)
+    if most == node and where.between is not None:
+        return f"TP {tp}: a node has {node} devices", f"TP {fits}, or fewer nodes"
     return (
         f"TP {tp}: sums over ranks are executed among up to {most} devices of a host",
-        f"TP {fits} × PP {partition.pp * tp // fits}, or --ideal for what links would give",
+        f"TP {fits} and more stages",
     )
 
 

@@ -10,15 +10,14 @@ from functools import lru_cache
 from statistics import fmean
 
 from sitsc.core.parallel import Partition
-from sitsc.passes.collectives import all_reduce, send
+from sitsc.passes.collectives import SUM_BYTES, all_reduce, send
 from sitsc.passes.granularity import best_size, decode_period_us, overlapped, pipelined_us
 from sitsc.passes.model_record import ATTENTION
 from sitsc.passes.op_time import Cut, Sizes, kv_heads_of
 from sitsc.passes.stage_search import layer_graph, stage_bounds
 from sitsc.passes.step_time import StepModel, Time
 
-_HIDDEN_BYTES = 4  # the residual stream travels between stages as it is: float32
-_SUM_BYTES = 2  # partial sums of many rows travel in bfloat16
+HIDDEN_BYTES = 4  # the residual stream travels between stages as it is: float32
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST_CHUNK = CHUNKS[-1]
 _LOGIT_BYTES = 4
@@ -108,7 +107,7 @@ class Replica:
         """
         if self.partition.pp == 1:
             return 0.0
-        nbytes = tokens * self.model.record.hidden * _HIDDEN_BYTES
+        nbytes = tokens * self.model.record.hidden * HIDDEN_BYTES
         hops = self.hops if round_trip else self.hops[:-1]
         return fmean(send(nbytes, self.model.where, across=across).us for across in hops)
 
@@ -166,7 +165,7 @@ class Replica:
         tokens, where, tp = sizes.tokens, self.model.where, self.partition.tp
         if not self.overlap or time.reducible_us <= 0 or tokens < 2 * _OVERLAP_STEP:
             return time.us
-        row = self.model.record.hidden * _SUM_BYTES
+        row = self.model.record.hidden * SUM_BYTES
         whole = all_reduce(float(tokens * row), tp, where).us
         low, high = self.bounds[stage], self.bounds[stage + 1]
 
@@ -219,7 +218,7 @@ class Replica:
                 if op.kind == ATTENTION and op.heads is not None:
                     h = op.heads
                     per_token += 2 * kv_heads_of(h, self.partition.tp) * h.dim * h.itemsize
-        wide += 2 * record.hidden * _HIDDEN_BYTES
+        wide += 2 * record.hidden * HIDDEN_BYTES
         return self.model.weight_bytes(low, high, cut), per_token, wide, high == self.layers
 
 

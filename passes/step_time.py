@@ -8,7 +8,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sitsc.passes.collectives import Topology, all_gather, all_reduce, all_to_all, sum_itemsize
+from sitsc.passes.collectives import (
+    SUM_BYTES,
+    Topology,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    sum_itemsize,
+)
 from sitsc.passes.model_record import (
     BY_EXPERTS,
     EXPERTS,
@@ -21,7 +28,6 @@ from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
 
 _SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
 _LOGIT_BYTES = 4
-_SUM_BYTES = 2  # of an element of a sum, as records count it
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ class StepModel:
         rows, ranks = sizes.tokens if op.rows == "tokens" else sizes.rows, cut.tp
         nbytes = float(rows * op.reduced_bytes)
         if self.device.gpu and op.kind == LINEAR:  # of few rows a kernel of ours leaves float32
-            nbytes *= sum_itemsize(rows, op.outputs, "float32") / _SUM_BYTES
+            nbytes *= sum_itemsize(rows, op.outputs, "float32") / SUM_BYTES
         if op.kind == EXPERTS and op.role == BY_EXPERTS and op.reduced_bytes:
             return self._experts(op, rows, cut)
         return all_reduce(nbytes, ranks, self.where).us

@@ -30,8 +30,8 @@ from sitsc.commands import (
     tune,
     verify,
 )
-from sitsc.commands.stops import ended_by_signals
 from sitsc.core.errors import SitscError
+from sitsc.core.stops import ended_by_signals
 
 # Newer typers carry a click of their own; the public BadParameter leads to its base class.
 _CLICK_ERROR: type = typer.BadParameter.__mro__[2]

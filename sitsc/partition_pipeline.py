@@ -46,7 +46,6 @@ __all__ = [
     "Slo",
     "Workload",
     "check",
-    "choose",
     "read_slo",
     "read_workload",
     "record_model",
@@ -161,14 +160,6 @@ def searcher(record: ModelRecord, target: str, asked: Asked) -> Search:
     """The search of a model on a target's devices and links. Raises OptionError, TargetError."""
     where = _topology(target, asked)
     return Search(record, machine(load_target(target), where, overlap=asked.overlap))
-
-
-def choose(record: ModelRecord, target: str, asked: Asked) -> Parallel:
-    """The best partition, as the plan holds it. Raises PartitionError when none can be."""
-    search = searcher(record, target, asked)
-    found = search.run(asked.devices, asked.workload, asked.slo)
-    check_slo(found)
-    return parallel_of(search, found, found.ranked[0])
 
 
 def report(record: ModelRecord, target: str, asked: Asked) -> Report:

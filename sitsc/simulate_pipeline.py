@@ -25,6 +25,7 @@ from sitsc.passes.model_record import ModelRecord
 from sitsc.passes.partition import Candidate, Search
 from sitsc.passes.plan_time import plan_time
 from sitsc.passes.prefill_cuts import cut_for, prefill_cuts
+from sitsc.passes.replica_time import HIDDEN_BYTES
 from sitsc.passes.workloads import Slo, Workload
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
 _GPU_BATCH, _CPU_BATCH, _MOST_BATCH = 256, 8, 1024
 _CHUNK, _GPU_PAGE, _CPU_PAGE = 2048, 64, 16
 _MOST_PROMPTS = 2000  # of which regimes are compared
-_HIDDEN_BYTES = 4
 _GROUPS = ("short", "middle", "long")
 
 
@@ -194,7 +194,7 @@ def of_plan(plan: Plan, replicas: int, requests: Requests) -> Report:
 def _sender(plan: Plan) -> Callable[[int], float]:
     """Seconds in which the hidden state of so many tokens comes to the next stage of a plan."""
     where = topology_of(load_target(plan.target.name), plan.num_ranks)
-    width = plan.model.dimensions.get("hidden_size", 0) * _HIDDEN_BYTES
+    width = plan.model.dimensions.get("hidden_size", 0) * HIDDEN_BYTES
     return lambda tokens: 1e-6 * send(tokens * width, where, across=False).us
 
 
@@ -219,7 +219,9 @@ def _best(
     made = search.evaluate(partition, closed, Slo())
     if isinstance(made, Candidate):
         return made
-    raise PartitionError(f"{partition.text()}: {made.reason}", hint=made.change)
+    named = made.reason.startswith(f"TP {partition.tp}")
+    what = made.reason if named else f"{partition.text()}: {made.reason}"
+    raise PartitionError(what, hint=made.change)
 
 
 def _serving(search: Search, best: Candidate, sizes: Sizes) -> Serving:

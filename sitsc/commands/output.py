@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sitsc.core import stops
 from sitsc.core.errors import OptionError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -94,7 +95,8 @@ class Phases:
         self._phase = ""
 
     def report(self, phase: str, share: float) -> None:
-        """A phase has come to `share`, from 0 to 1."""
+        """A phase has come to `share`, from 0 to 1. Raises a stop that was asked for."""
+        stops.check()
         now = time.perf_counter()
         if self._phase:
             self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._last

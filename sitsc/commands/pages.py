@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sitsc.core import stops
 from sitsc.core.disk import disk_errors
 
 
@@ -32,6 +33,7 @@ def write_page(place: Path, text: str) -> None:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(text, encoding="utf-8")
+            stops.check()
             os.replace(partial, place)
         finally:
             partial.unlink(missing_ok=True)

@@ -50,7 +50,7 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Rank every partition of MODEL over the devices; compiles nothing and needs none of them."""
-    from sitsc import partition_pipeline as pipeline  # noqa: PLC0415  (imports torch: a second)
+    from sitsc import partition_pipeline as pipeline  # noqa: PLC0415
     from sitsc.core.options import CompileOptions  # noqa: PLC0415
 
     if top < 1:

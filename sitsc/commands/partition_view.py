@@ -142,7 +142,7 @@ def _rejected(report: Report, most: int) -> list[str]:
         [_few(names), reason, change] for (reason, change), names in list(reasons.items())[:most]
     ]
     left = len(reasons) - most
-    more = [f"and {left} more reasons"] if left > 0 else []
+    more = [f"and {left} more reason{'s' * (left > 1)}"] if left > 0 else []
     return [*table_lines([["refused", "because", "smallest change"], *rows], left=3), *more]
 
 

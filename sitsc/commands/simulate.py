@@ -55,7 +55,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Replay a workload with the server's own scheduler; percentiles, utilisation, KV pages."""
-    from sitsc import simulate_pipeline as pipeline  # noqa: PLC0415  (imports torch: a second)
+    from sitsc import simulate_pipeline as pipeline  # noqa: PLC0415
     from sitsc.core.options import CompileOptions  # noqa: PLC0415
     from sitsc.partition_pipeline import Asked, check  # noqa: PLC0415
 

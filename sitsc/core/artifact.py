@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sitsc.core import stops
 from sitsc.core.canonical import canonical_json, digest
 from sitsc.core.disk import PARTIAL, disk_errors, remove_leftovers
 from sitsc.core.errors import (
@@ -180,6 +181,7 @@ class ArtifactWriter:
             os.chmod(self.root, 0o755)
             if self.out.exists():
                 raise ArtifactExistsError(f"{self.out} appeared while compiling")
+            stops.check()
             os.rename(self.root, self.out)
         self.root = self.out
         return open_artifact(self.out)

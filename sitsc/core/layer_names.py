@@ -7,10 +7,16 @@ works ahead for the layer after its own reads a weight of that one.
 LAYER, NEXT = "{layer}", "{layer+1}"
 
 
-def open_name(name: str, *, following: bool = False) -> str:
-    """A weight's name with its layer left open, as one of the launch's layer or of the next."""
-    word = NEXT if following else LAYER
-    return ".".join(word if part.isdigit() else part for part in name.split("."))
+def open_name(name: str, layer: int, *, following: bool = False) -> str:
+    """A name with the first part that is the launch's layer left open, or the one that follows.
+
+    The name of a weight that is no layer's own, or another's, stays as it is.
+    """
+    parts = name.split(".")
+    number, word = (str(layer + 1), NEXT) if following else (str(layer), LAYER)
+    if number in parts:
+        parts[parts.index(number)] = word
+    return ".".join(parts)
 
 
 def name_in_layer(name: str, layer: int | None) -> str:

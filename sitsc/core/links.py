@@ -109,7 +109,7 @@ def executed(link: Link, names: Collection[str], usual: Link | None = None) -> L
     if absent:
         raise OptionError(
             f"the link {link.name} has no {', '.join(absent)}, which the target executes",
-            hint="another --link, or --ideal for the best that this one allows",
+            hint="another --link",
         )
     return replace(link, algorithms={name: known[name] for name in names})
 

@@ -8,6 +8,7 @@ import lzma
 import os
 from pathlib import Path
 
+from sitsc.core import stops
 from sitsc.core.disk import disk_errors
 from sitsc.core.errors import PlanError
 
@@ -64,6 +65,7 @@ def write_text(place: Path, text: str) -> bool:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(raw)
+            stops.check()
             os.replace(partial, place)
         finally:
             partial.unlink(missing_ok=True)

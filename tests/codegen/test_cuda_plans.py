@@ -160,8 +160,7 @@ def test_sums_in_parts_are_added_by_their_readers(
     assert_close(interpreter, config, graph, random, plan, provider, ("decode_4", "decode_2"))
 
 
-@pytest.mark.parametrize("passes", [CUDA, CUDA_WIDE])
-@pytest.mark.parametrize("kernel", ["skinny", "gemv"])
+@pytest.mark.parametrize(("kernel", "passes"), [("skinny", CUDA_WIDE), ("gemv", CUDA)])
 def test_sums_are_scaled_for_the_norms_that_read_them(
     kernel: str, passes: tuple[Pass, ...], traced: Any, interpreter: Interpreter
 ):

@@ -12,7 +12,7 @@ from sitsc.codegen import aot
 from sitsc.codegen.cuda_candidates import candidates
 from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.tune import VariedProvider, choices, heads
-from sitsc.codegen.tune_linear import spread
+from sitsc.codegen.tune_linear import Choice, spread
 from sitsc.core.errors import ArtifactError, CompileError
 from sitsc.core.kernel_meta import read_kernel_meta
 from sitsc.core.tiles import TileEntry, TileTable, table_text
@@ -207,6 +207,21 @@ def test_alternatives_leave_as_many_sums_for_a_norm(tmp_path: Path, capfd):
         assert {one.tile["scaled"] for one in launches} == {2}
     fixed = {one.template for many in chain.fixed.values() for one in many}
     assert "gather" in fixed and "rms_norm" not in fixed
+
+
+def test_wide_kernels_are_no_alternative_to_sums_that_are_scaled():
+    tile = {"block_t": 16, "block_n": 64, "block_k": 64, "stages": 2, "num_warps": 4, "scaled": 1}
+    table = TileTable(
+        (TileEntry(4096, 4096, False, "residual", "bf16", 9, 16, "skinny", tile, {}),)
+    )
+    found = choices(TuneSubject("linear", LINEAR), 16, table, H200, 40)
+    assert {choice.kernel for choice in found} == {"skinny"}
+    assert all(choice.tile["scaled"] for choice in found)
+    wide = {"block_t": 64, "block_n": 64, "split": 1, "stages": 4, "scaled": 1}
+    provider = VariedProvider("h200", H200, table)
+    provider.vary(TuneSubject("linear", LINEAR), 16, Choice("wide", wide, 0))
+    info = provider.linear(LINEAR, 16, ahead=0.0)
+    assert info is not None and info.template == "wide" and "scaled" not in info.tile
 
 
 INPUTS = {"token_ids", "position_ids", "logit_rows", "block_table", "query_start", "context_lens"}

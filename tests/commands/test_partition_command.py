@@ -12,7 +12,7 @@ from sitsc.commands.parallel_view import parallel_lines
 from sitsc.commands.partition_view import plot_png, show
 from sitsc.commands.png_plot import HEIGHT, WIDTH, Series, scatter
 from sitsc.core.plan import Parallel
-from sitsc.partition_pipeline import Asked, Report, choose, report, report_value
+from sitsc.partition_pipeline import Asked, Report, report, report_value
 from sitsc.passes.workloads import Slo, Workload
 from tests.commands.command_line import call
 from tests.partition_records import record
@@ -90,7 +90,8 @@ def test_plot(eight):
 
 
 def test_a_plan_section_for_the_compiler():
-    made = choose(record("llama3-8b"), "h200", Asked(2, workload=Workload(concurrency=1)))
+    asked = Asked(2, workload=Workload(concurrency=1))
+    made = report(record("llama3-8b"), "h200", asked).parallel
     assert (made.tp, made.pp, made.ep, made.dp) == (2, 1, 1, 1)
 
 
@@ -187,7 +188,8 @@ def test_links_that_cannot_be_measured(tmp_path: Path, capfd):
 
 
 def test_plans_show_what_was_not_chosen():
-    made = choose(record("smollm2-135m"), "h200", Asked(6, workload=Workload(concurrency=2)))
+    asked = Asked(6, workload=Workload(concurrency=2))
+    made = report(record("smollm2-135m"), "h200", asked).parallel
     lines = parallel_lines(made)
     assert any(line.startswith("prompts of 1 to") for line in lines)
     assert any("9 query heads do not divide by TP 2: valid TP: 1, 3" in line for line in lines)
