@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from sitsc.core import stops
 from sitsc.core.errors import OptionError
 
 _POLL_S, _PATIENCE_S, _ENDING_S = 0.05, 2.0, 10.0
@@ -36,6 +37,7 @@ def run_ranks(
     except (KeyboardInterrupt, SystemExit):
         if drain_s is None:
             raise
+        stops.settle()
         jobs[0].terminate()
         return _wait(jobs, time.monotonic() + drain_s + _ENDING_S, _TERMINATED)
     finally:

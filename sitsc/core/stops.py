@@ -25,6 +25,11 @@ def check() -> None:
         raise _asked_for[-1]
 
 
+def settle() -> None:
+    """The stop that was asked for is being followed by whoever has caught it: forget it."""
+    _asked_for.clear()
+
+
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """In here SIGTERM raises SystemExit, SIGINT KeyboardInterrupt, and none of them is lost.

@@ -48,6 +48,10 @@ def checked():
     print("put in place")
     time.sleep(60)
 
+def followed():
+    caught()
+    stops.settle()
+
 def text():
     exec("wait()")
 
@@ -64,9 +68,8 @@ sys.exit(main())
 NAMES = ("wait", "lost", "last", "called_back", "caught", "checked", "text")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("name", NAMES)
-def test_no_stop_is_lost(name: str, number: signal.Signals, tmp_path: Path):
+def started(name: str, tmp_path: Path) -> subprocess.Popen[str]:
+    """A process in which that function of MODULE has come to wait."""
     (tmp_path / "command.py").write_text(MODULE.format(name=name))
     process = subprocess.Popen(
         [sys.executable, "-m", "command"],
@@ -79,9 +82,24 @@ def test_no_stop_is_lost(name: str, number: signal.Signals, tmp_path: Path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_stop_is_lost(name: str, number: signal.Signals, tmp_path: Path):
+    process = started(name, tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (128 + number, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_that_is_followed_is_no_error(number: signal.Signals, tmp_path: Path):
+    process = started("followed", tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
 
 
 @pytest.mark.parametrize("error", ["ValueError(7)", "SystemExit(7)"])
