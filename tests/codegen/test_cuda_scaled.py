@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sitsc.codegen.cuda_linear import Linear, gemv, gemv_walk, skinny, wide
 from sitsc.codegen.interpreter import Interpreter
 from sitsc.core.errors import CompileError
-from tests.kernel_checks import KernelCheck, LinearCheck, Tile
+from tests.interpreted import verify
+from tests.kernel_checks import LinearCheck, Tile
 from tests.scaled_checks import ScaledCheck, ScaledGatherCheck
 
 EPS = 1e-5
@@ -30,16 +31,6 @@ WRONG = (("fold", 3), ("split", 4), ("fold", 8))
 def interpreter() -> Iterator[Interpreter]:
     with Interpreter() as started:
         yield started
-
-
-def verify(interpreter: Interpreter, check: KernelCheck) -> None:
-    prepared = check.prepare("cpu", pdl=False)
-    for step in prepared.steps:
-        interpreter.launch(step.source, step.grid, *step.arguments)
-    for each in prepared.checks:
-        assert each.passes(), f"{each.name}: relative error {each.error():.1e}"
-    for counter in prepared.zero:
-        assert not counter.any()
 
 
 @pytest.mark.parametrize("in_place", [False, True])

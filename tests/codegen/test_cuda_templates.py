@@ -15,11 +15,11 @@ from sitsc.codegen.cuda_attention import Heads
 from sitsc.codegen.cuda_linear import Linear
 from sitsc.codegen.interpreter import Interpreter
 from tests.attention_checks import DecodeCheck, RaggedCheck
+from tests.interpreted import verify
 from tests.kernel_checks import (
     AdvanceCheck,
     GatherCheck,
     GluCheck,
-    KernelCheck,
     LinearCheck,
     PlaceCheck,
     RmsNormCheck,
@@ -34,16 +34,6 @@ EPS = 1e-5
 def interpreter() -> Iterator[Interpreter]:
     with Interpreter() as started:
         yield started
-
-
-def verify(interpreter: Interpreter, check: KernelCheck) -> None:
-    prepared = check.prepare("cpu", pdl=False)
-    for step in prepared.steps:
-        interpreter.launch(step.source, step.grid, *step.arguments)
-    for each in prepared.checks:
-        assert each.passes(), f"{each.name}: relative error {each.error():.1e}"
-    for counter in prepared.zero:
-        assert not counter.any()
 
 
 GEMV = [
