@@ -119,8 +119,11 @@ def _compile(source: KernelSource, sm: int) -> Any:
     """Triton's compiled kernel. Any failure inside Triton becomes a CompileError."""
     import triton  # noqa: PLC0415  (an optional dependency that only compiling needs)
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.runtime import cache as triton_cache  # noqa: PLC0415
 
     where = source_name(source)
+    # Triton's key of its cache, which is new and empty here, is a hash of all of Triton: seconds.
+    triton_cache.triton_key = triton_version
     try:
         function = getattr(import_text(source.text), source.name)
         program = _program(function, source)

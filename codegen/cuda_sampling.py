@@ -27,6 +27,7 @@ _ROW = {
 }
 _DRAW = {"top_k_ptr": "*i32", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32", "seed_ptr": "*i64"}
 _LINK = {"state_ptr": "*i32", "summary_ptr": "*fp32"}
+_NEXT = {"token_ids_ptr": "*i64", "position_ids_ptr": "*i64", "context_lens_ptr": "*i32"}
 
 
 def _constants(vocabulary: int, width: int | None, parts: int, block: int) -> dict[str, int]:
@@ -55,13 +56,15 @@ def sample_scan(
     bins: int = 2048,
     block: int = 1024,
     ahead: int = 4,
+    advance: int = 0,
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,
 ) -> KernelSource:
     """The best id of every row, as the CPU sampler's greedy choice; grid (rows, parts).
 
-    `ahead` blocks are requested at once.
+    `ahead` blocks are requested at once. With `advance` here and in sample_draw a row's id also
+    becomes its next token_ids [rows], and its position_ids and context_lens move on (-1: idle).
 
     Fields of the rows, written by the host before a row's first step (`SamplingRow`):
       logits_ptr       fp32 [rows, width]; ids from `vocabulary` on are padding
@@ -78,10 +81,11 @@ def sample_scan(
     [rows]: the id, or NOTHING_ALLOWED (-1), NOT_FINITE (-2), which leave the row's fields alone.
     """
     kinds = _ROW | {"best_ptr": "*fp32", "index_ptr": "*i32", "counter_ptr": "*i32"}
-    kinds |= _LINK | {"ids_ptr": "*i64"}
+    kinds |= _LINK | {"ids_ptr": "*i64"} | (_NEXT if advance else {})
     constants = _constants(vocabulary, width, parts, block)
     constants |= {"BLOCK_PARTS": power_of_two(parts), "BINS": bins, "REACH": _REACH}
-    return _make("sample_scan", kinds, constants, eos_ids, num_warps, pdl, early, ahead=ahead)
+    more = {"ahead": ahead, "advance": advance}
+    return _make("sample_scan", kinds, constants, eos_ids, num_warps, pdl, early, **more)
 
 
 def sample_count(
@@ -145,6 +149,7 @@ def sample_draw(
     few: int = 256,
     many: int = 2048,
     block: int = 512,
+    advance: int = 0,
     num_warps: int = 8,
     pdl: bool = True,
     early: bool = True,
@@ -158,10 +163,11 @@ def sample_draw(
     """
     kinds = _ROW | _DRAW | _LINK | {"plan_ptr": "*i32", "list_ptr": "*i64", "mass_ptr": "*i64"}
     kinds |= {"counter_ptr": "*i32", "border_ptr": "*i64", "ids_ptr": "*i64"}
+    kinds |= _NEXT if advance else {}
     constants = _constants(vocabulary, width, 1, block)
     del constants["PARTS"], constants["SPAN"]
     constants |= {"BINS": bins, "SHIFT": _shift(vocabulary), "FEW": few, "MANY": many}
-    return _make("sample_draw", kinds, constants, eos_ids, num_warps, pdl, early)
+    return _make("sample_draw", kinds, constants, eos_ids, num_warps, pdl, early, advance=advance)
 
 
 def _shift(vocabulary: int) -> int:

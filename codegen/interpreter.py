@@ -88,6 +88,22 @@ def _start() -> None:
         rounded = np.where(np.isnan(source.data), 0x7FC0, nearest).astype(np.uint16)
         return interpreter.TensorHandle(rounded, kind.scalar)
 
+    # The language is changed once and stays so: to change it anew in every call of a function
+    # takes as long as many a kernel. Checks of 32-bit overflow never fail at tiny shapes.
+    change_language = interpreter._patch_lang
+    changed: set[int] = set()
+
+    def patch_once(function: Any) -> Any:
+        seen = {id(one) for one in function.__globals__.values() if one is tl or one is tl.core}
+        if not seen <= changed:
+            changed.update(seen)
+            change_language(function)
+        return interpreter._LangPatchScope()  # nothing to put back
+
+    interpreter._patch_lang = patch_once
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
     setattr(builder, "create_dot", create_dot)  # noqa: B010
     setattr(builder, "cast_impl", cast_impl)  # noqa: B010
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sitsc.core.kernels import KernelInfo, KernelProvider
 from sitsc.core.options import CompileOptions
-from sitsc.core.plan import PLACE_GROUP, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
+from sitsc.core.plan import STEP_GROUPS, ArenaBuffer, Argument, Launch, LaunchGroup, Tokens
 from sitsc.core.serving.sampling_rows import bitmap_words
 from sitsc.passes.cuda_collectives import CALLS, planned_buffers, rank_buffers
 from sitsc.passes.cuda_schedule import Scheduled
@@ -20,6 +20,8 @@ _PARTS, _BINS, _MANY, _BLOCK = 32, 2048, 2048, 256
 _FEW_ROWS, _FEW_PARTS = 16, 8  # more rows fill a GPU with fewer programs each
 _SCANNING = 256  # programs of the scan that an H200 holds at once
 _SAMPLERS = ("sample_scan", "sample_count", "sample_gather", "sample_draw")
+_ENDING = ("sample_scan", "sample_draw")  # where a row has its id: of greedy rows, of the others
+_PLACE, _SAMPLE, _DRAW, _NEXT = STEP_GROUPS
 _SHORT = {"int64": "i64", "int32": "i32", "float32": "fp32", "float64": "fp64"}
 # Kernel arguments that are not named as their buffers.
 _RENAMED = {"ids_ptr": "sampled_ids"}
@@ -107,20 +109,22 @@ class StepLaunches:
     def place(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
         """Tokens that an earlier step sampled, from the sampled ids to where they belong."""
         template = "place_sent" if self._sends else "place"
-        return self._group(PLACE_GROUP, (template,), one, step)
+        return self._group(_PLACE, (template,), one, step)
 
-    def sample(self, one: Scheduled, step: StepSizes) -> LaunchGroup:
+    def sample(self, one: Scheduled, step: StepSizes) -> list[LaunchGroup]:
         """Sampled ids from logits; after a decode step also the inputs of the next.
 
-        With several stages the ids go to the first, and the host gives the next step its inputs:
-        other sequences are in between.
+        The samplers of a single rank move the inputs on themselves. With several stages the ids
+        go to the first, and the host gives the next step its inputs: other sequences are in
+        between.
         """
         last = ("share_ids",) if self._ranks > 1 else ()
         if self._stages > 1:
             last += ("send_ids",)
-        elif step.kind == "decode":
+        elif self._ranks > 1 and step.kind == "decode":
             last += ("advance",)
-        return self._group("sample", (*_SAMPLERS, *last), one, step)
+        groups = {_SAMPLE: _SAMPLERS[:1], _DRAW: _SAMPLERS[1:], _NEXT: last}
+        return [self._group(name, some, one, step) for name, some in groups.items() if some]
 
     def _group(
         self, name: str, templates: tuple[str, ...], one: Scheduled, step: StepSizes
@@ -170,6 +174,8 @@ class StepLaunches:
         shape |= {"eos_ids": tokens.eos_token_ids, "bins": _BINS}
         if template != "sample_draw":
             shape["parts"] = _parts(template, step.sequences)
+        if template in _ENDING and step.kind == "decode" and self._ranks * self._stages == 1:
+            shape["advance"] = 1
         return shape | ({"many": _MANY} if template in _SAMPLERS[2:] else {})
 
 

@@ -26,7 +26,8 @@ from sitsc.passes.model_record import (
 )
 from sitsc.passes.op_time import Cut, Device, Sizes, op_time, weight_share
 
-_SAMPLE_KERNELS = 6  # placing tokens, sampling; an H200 artifact launches that many
+# Placing tokens and taking the best ones, and what more ranks add: those of a greedy step.
+_SAMPLE_KERNELS, _RANK_KERNELS = 2, 2
 _LOGIT_BYTES = 4
 
 
@@ -155,7 +156,9 @@ class StepModel:
     def _sampling(self, sizes: Sizes, cut: Cut) -> Time:
         """Reads the logits, which vocabulary-parallel ranks gather first."""
         nbytes = float(sizes.rows * self.record.vocabulary * _LOGIT_BYTES)
-        kernels = _SAMPLE_KERNELS if self.device.gpu else 1
+        kernels = 1
+        if self.device.gpu:
+            kernels = _SAMPLE_KERNELS + _RANK_KERNELS * (cut.tp > 1)
         us = 1e6 * nbytes / self.device.read + kernels * self.device.kernel_us
         cut_logits = any(op.role == VOCABULARY for op in self.record.after)
         comm = all_gather(nbytes, cut.tp, self.where).us if cut_logits else 0.0

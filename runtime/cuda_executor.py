@@ -8,6 +8,7 @@ arguments all come from the plan.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from sitsc.core.artifact import Artifact
 from sitsc.core.errors import ArtifactError, CapacityError
 from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
-from sitsc.core.plan import PLACE_GROUP, Argument, LaunchGroup, Regime
+from sitsc.core.plan import DRAW_GROUP, PLACE_GROUP, Argument, LaunchGroup, Regime
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.sampling_rows import sampling_error
 from sitsc.runtime import cuda_driver
@@ -78,8 +79,9 @@ class CudaExecutor:
         self._uploads = Uploads(self.memory, _UPLOAD_BYTES, self.plan.parallel.pp)
         with torch.cuda.stream(self.stream), self._uploads.begin() as upload:
             self.rows.reset(upload)
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
-        self._bound: dict[str, BoundGroups] = {}
+        self._graphs: dict[tuple[str, bool], torch.cuda.CUDAGraph] = {}
+        self._draws = False  # whether a row that the last step sampled has a temperature
+        self._bound: dict[tuple[str, bool], BoundGroups] = {}
         self._places: dict[str, BoundGroups] = {}
         self._logits = {r.name: _logits_of(r) for r in self.plan.regimes}
         # Rows of the last steps by request, the last one first, as far back as tokens are unknown.
@@ -110,7 +112,7 @@ class CudaExecutor:
 
     def steps(self, regime: Regime, sizes: Sizes) -> Iterator[Step]:
         """Everything that a regime launches in a step, newly bound at these sizes, in order."""
-        yield from self.bind_groups(regime, _step_groups(regime), sizes).steps
+        yield from self.bind_groups(regime, _step_groups(regime, draws=True), sizes).steps
 
     def bind_groups(self, regime: Regime, groups: list[LaunchGroup], sizes: Sizes) -> BoundGroups:
         """Some groups of a regime, newly bound at these sizes."""
@@ -121,12 +123,13 @@ class CudaExecutor:
         """The sizes of a regime's bucket, with the whole width of the block table."""
         return regime.sizes | {"sequence_pages": self.inputs.width}
 
-    def _bind(self, regime: Regime) -> BoundGroups:
-        """The steps of a regime, bound once."""
-        if regime.name not in self._bound:
-            sizes = self.full_sizes(regime)
-            self._bound[regime.name] = self.bind_groups(regime, _step_groups(regime), sizes)
-        return self._bound[regime.name]
+    def _bind(self, regime: Regime, draws: bool) -> BoundGroups:
+        """The steps of a regime, bound once, with or without the launches that draw."""
+        key = regime.name, draws and any(group.name == DRAW_GROUP for group in regime.groups)
+        if key not in self._bound:
+            groups = _step_groups(regime, draws=draws)
+            self._bound[key] = self.bind_groups(regime, groups, self.full_sizes(regime))
+        return self._bound[key]
 
     def _place(self, regime: Regime, count: int) -> None:
         """Fetch tokens that the last step sampled, where the host does not know them."""
@@ -141,25 +144,37 @@ class CudaExecutor:
             bound.run(self.stream.cuda_stream)
 
     def capture(self, names: list[str] | None = None) -> None:
-        """Capture the CUDA graph of every decode regime and bind the others (or those named)."""
+        """Capture the CUDA graphs of every decode regime and bind the others (or those named).
+
+        A bucket has two: one for steps in which a row draws, one that leaves those launches out.
+        """
         pool = None
         for regime in sorted(self.plan.regimes, key=lambda r: -r.sizes["tokens"]):
             if names is not None and regime.name not in names:
                 continue
-            bound = self._bind(regime)
-            if regime.kind == "decode":
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.stream(self.stream):
-                    bound.run(self.stream.cuda_stream)
-                    self.stream.synchronize()
-                    graph.capture_begin(pool=pool)
-                    try:
-                        bound.run(self.stream.cuda_stream)
-                    finally:
-                        graph.capture_end()
-                pool = graph.pool()
-                self._graphs[regime.name] = graph
+            greedy, whole = self._bind(regime, False), self._bind(regime, True)
+            if regime.kind != "decode":
+                continue
+            with torch.cuda.stream(self.stream):
+                whole.run(self.stream.cuda_stream)
+                self.stream.synchronize()
+            graph = self._captured(whole, pool)
+            pool = graph.pool()
+            self._graphs[regime.name, True] = self._graphs[regime.name, False] = graph
+            if greedy is not whole:
+                self._graphs[regime.name, False] = self._captured(greedy, pool)
         self.inputs.forget_layout()
+
+    def _captured(self, bound: BoundGroups, pool: Any) -> torch.cuda.CUDAGraph:
+        """The graph of bound groups, none of which runs now."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=pool)
+            try:
+                bound.run(self.stream.cuda_stream)
+            finally:
+                graph.capture_end()
+        return graph
 
     def lost_exchanges(self) -> list[str]:
         """Counters of kernels between ranks that have waited in vain; waits for the stream."""
@@ -183,6 +198,7 @@ class CudaExecutor:
         if batch.regime == "decode":
             wanted = self.decode_regime(wanted).sizes["sequences"]
         self.rows.write(upload, batch, rows, max(1, wanted))
+        self._draws = self.rows.draws
 
     def follow(
         self, batch: StepBatch, fields: Iterable[Field] = (), *, alone: bool = False
@@ -196,6 +212,8 @@ class CudaExecutor:
                 self.inputs.forget_layout()
             for name, values, start in fields:
                 upload.put(name, values, start)
+                if name == "temperature":
+                    self._draws = bool(values.any())
             return self._start(upload, batch)
 
     def _start(self, upload: Upload, batch: StepBatch) -> StepInFlight:
@@ -230,7 +248,7 @@ class CudaExecutor:
         regime = self.decode_regime(len(batch.request_ids))
         bucket = regime.sizes["sequences"]
         self._place(regime, self.inputs.decode(upload, batch, bucket, self._where()))
-        self._graphs[regime.name].replay()
+        self._graphs[regime.name, self._draws].replay()
 
     def _prefill(self, upload: Upload, batch: StepBatch, rows: list[int]) -> Regime:
         regime = self._prefill_regime(len(batch.token_ids), len(batch.request_ids))
@@ -238,7 +256,7 @@ class CudaExecutor:
             upload, batch, rows or [len(batch.token_ids) - 1], self._where()
         )
         self._place(regime, placed)
-        bound = self._bind(regime)
+        bound = self._bind(regime, self._draws)
         bound.resize(regime.sizes | sizes)
         bound.run(self.stream.cuda_stream)
         return regime
@@ -290,10 +308,13 @@ class CudaExecutor:
             self.inputs.forget_layout()
         return regime.name
 
-    def replay(self, name: str) -> None:
-        """One decode step on the stream; the next needs nothing from the host."""
+    def replay(self, name: str, *, draws: bool = False) -> None:
+        """One decode step on the stream; the next needs nothing from the host.
+
+        `draws`: with the launches that draw, which greedy rows pass.
+        """
         with torch.cuda.stream(self.stream):
-            self._graphs[name].replay()
+            self._graphs[name, draws].replay()
 
     def sampled(self, count: int) -> Tensor:
         """The ids that the last step sampled, on the device."""
@@ -314,9 +335,10 @@ class CudaExecutor:
         return regime, max(1, len(rows))
 
 
-def _step_groups(regime: Regime) -> list[LaunchGroup]:
-    """What every step of a regime launches."""
-    return [group for group in regime.groups if group.name != PLACE_GROUP]
+def _step_groups(regime: Regime, *, draws: bool) -> list[LaunchGroup]:
+    """What every step of a regime launches, and with `draws` those in which a row draws."""
+    left = (PLACE_GROUP,) if draws else (PLACE_GROUP, DRAW_GROUP)
+    return [group for group in regime.groups if group.name not in left]
 
 
 def _sampled_rows(batch: StepBatch) -> list[int]:

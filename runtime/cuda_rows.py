@@ -43,11 +43,13 @@ class DeviceRows:
         self._written: tuple[int, ...] | None = None  # whose fields the rows hold
         self._masked = False
         self._plain = 0  # leading rows that are known to be plain
+        self.draws = False  # whether a row of the last step has a temperature
 
     def reset(self, upload: Upload) -> None:
         """Make all rows idle."""
         self._put(upload, [_IDLE] * self._most)
         self._plain, self._written, self._masked = self._most, None, False
+        self.draws = False
 
     def forget(self, request_id: int) -> None:
         """Give back what an ended request kept."""
@@ -65,6 +67,7 @@ class DeviceRows:
             return
         fields = [self._row(upload, batch, *pair) for pair in zip(ids, rows, strict=True)]
         self._written, self._masked = ids, masked
+        self.draws = any(field.temperature for field in fields)
         plain = all(field.is_plain for field in fields)
         if plain and bucket <= self._plain:
             return  # rows of other requests, but the same fields

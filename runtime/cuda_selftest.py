@@ -6,7 +6,7 @@ steps, bytes against the plan. Nothing is changed that later requests would noti
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from sitsc.runtime.selftest_reference import Texts, choose_lengths, make_texts
 from sitsc.runtime.selftest_steps import StepRunner
 
 _OTHERS = 63
+_ONE = 1e-6  # top_p that keeps one candidate, the lowest of the best
 _ENGINE_STEPS, _ENGINE_PROMPTS, _ENGINE_TOKENS = 6, 3, 20
 Progress = Callable[[float], None]
 
@@ -69,13 +70,15 @@ def run_selftest(
 
 
 def check_graph(runner: StepRunner, regime: Regime, texts: Texts) -> Finding:
-    """Two steps by the graph, two by its launches one by one, and the second from the host."""
+    """Two steps by the graphs, two by the launches one by one, and the second from the host."""
     rows = list(range(min(regime.sizes["sequences"], len(texts.ids))))
     count = len(rows)
     first = runner.decode(regime, texts, rows)
     second = runner.again(regime, count)
     eager = runner.decode(regime, texts, rows, graph=False)
     eager_next = runner.again(regime, count, graph=False)
+    drawing = runner.decode(regime, texts, rows, draws=True)
+    drawing_next = runner.again(regime, count, draws=True)
     lengths, tables = [texts.prompts[i] + 1 for i in rows], [texts.tables[i] for i in rows]
     runner.set(regime, first.sampled.tolist(), lengths, tables)
     told = runner.again(regime, count)
@@ -84,6 +87,8 @@ def check_graph(runner: StepRunner, regime: Regime, texts: Texts) -> Finding:
         "logits are not finite": not bool(first.logits.isfinite().all()),
         "the graph gives other bits than its launches": not first.same(eager),
         "its second step gives other bits": not second.same(eager_next),
+        "the graph that draws gives other bits": not drawing.same(eager),
+        "its second step does so": not drawing_next.same(eager_next),
         "a step does not go on from the one before": not second.same(told),
         "sampled ids are not the best": not torch.equal(first.sampled, best),
     }
@@ -108,28 +113,40 @@ def check_invariance(runner: StepRunner, regime: Regime, texts: Texts) -> Findin
 
 
 def check_engine(session: Any, runner: StepRunner, texts: Texts) -> Finding:
-    """Greedy tokens of the engine are those of the same steps made one by one."""
+    """Tokens of the engine are those of the same steps made one by one.
+
+    Greedy ones, and those drawn from the single best candidate.
+    """
     count = min(_ENGINE_PROMPTS, len(texts.ids))
     rows = list(range(len(texts.ids) - count, len(texts.ids)))
     prompts = [list(texts.ids[i][: min(texts.prompts[i], _ENGINE_TOKENS)]) for i in rows]
     tables = [texts.tables[i] for i in rows]
     room = min(map(len, tables)) * runner.plan.kv[0].page_tokens - max(map(len, prompts))
     steps = max(1, min(_ENGINE_STEPS, room))
-    answers = session.engine.generate_batch(
-        prompts, SamplingOptions(max_tokens=steps, ignore_eos=True)
-    )
-    for answer in answers:
-        if answer.error is not None:
-            return Finding("engine", "greedy", False, {}, str(answer.error))
+    greedy = SamplingOptions(max_tokens=steps, ignore_eos=True)
+    drawn = replace(greedy, temperature=1.0, top_p=_ONE)
+    answers = {
+        name: session.engine.generate_batch(prompts, options)
+        for name, options in (("greedy", greedy), ("drawn", drawn))
+    }
+    for name, some in answers.items():
+        for answer in some:
+            if answer.error is not None:
+                return Finding("engine", name, False, {}, str(answer.error))
     parts = [(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)]
     tokens = [runner.prefill(parts)[1].argmax(-1)]
     regime = runner.executor.decode_regime(count)
     runner.set(regime, tokens[0].tolist(), [len(ids) for ids in prompts], tables)
     tokens += [runner.again(regime, count).sampled for _ in range(steps - 1)]
     single = torch.stack(tokens, 1).tolist()
-    wrong = [i for i in range(count) if list(answers[i].token_ids) != single[i]]
-    note = f"prompt {wrong[0]} is answered otherwise than step by step" if wrong else ""
-    return Finding("engine", "greedy", not wrong, {"prompts": count, "tokens": steps}, note)
+    wrong = [
+        f"prompt {index} is answered otherwise than step by step, {name}"
+        for name, some in answers.items()
+        for index, answer in enumerate(some)
+        if list(answer.token_ids) != single[index]
+    ]
+    note = wrong[0] if wrong else ""
+    return Finding("engine", "tokens", not wrong, {"prompts": count, "tokens": steps}, note)
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -78,12 +78,21 @@ class StepRunner:
             self.prefill([(texts.ids[i][:-1], 0, texts.tables[i]) for i in some])
 
     def decode(
-        self, regime: Regime, texts: Texts, rows: Sequence[int], *, graph: bool = True
+        self,
+        regime: Regime,
+        texts: Texts,
+        rows: Sequence[int],
+        *,
+        graph: bool = True,
+        draws: bool = False,
     ) -> Decoded:
-        """One step of the sequences `rows` after their prompts; other rows of the bucket idle."""
+        """One step of the sequences `rows` after their prompts; other rows of the bucket idle.
+
+        `draws`: by the graph of steps in which rows draw.
+        """
         ids = [texts.ids[i][-1] for i in rows]
         self.set(regime, ids, [texts.prompts[i] for i in rows], [texts.tables[i] for i in rows])
-        return self.again(regime, len(rows), graph=graph)
+        return self.again(regime, len(rows), graph=graph, draws=draws)
 
     def set(
         self,
@@ -105,11 +114,13 @@ class StepRunner:
         )
         assert name == regime.name, f"{name} was taken for {regime.name}"
 
-    def again(self, regime: Regime, rows: int, *, graph: bool = True) -> Decoded:
+    def again(
+        self, regime: Regime, rows: int, *, graph: bool = True, draws: bool = False
+    ) -> Decoded:
         """One more step with the inputs as they are on the device."""
         executor = self.executor
         if graph:
-            executor.replay(regime.name)
+            executor.replay(regime.name, draws=draws)
         else:
             sizes = regime.sizes | {"sequence_pages": self._width}
             with torch.cuda.stream(executor.stream):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sitsc.codegen.triton_source import KernelSource, import_text
 from sitsc.core.layer_names import name_in_layer
-from sitsc.core.plan import PLACE_GROUP, Argument, Launch, Plan, Regime
+from sitsc.core.plan import STEP_GROUPS, Argument, Launch, Plan, Regime
 from sitsc.core.weights import DTYPES
 
 
@@ -82,7 +82,7 @@ class Machine:
         return [
             (launch, layer)
             for group in self.regimes[regime].groups
-            if group.name not in (PLACE_GROUP, "sample")
+            if group.name not in STEP_GROUPS
             for layer in group.layers or (None,)
             for launch in group.launches
         ]

@@ -120,7 +120,7 @@ class _Stage:
     def _share_ids(self, regime: str, sizes: dict[str, int]) -> None:
         """What rank 0 has sampled is on all ranks, where the next step looks for it."""
         groups = {group.name: group for group in self._machines[0].regimes[regime].groups}
-        for launch in groups["sample"].launches if "sample" in groups else ():
+        for launch in groups["next"].launches if "next" in groups else ():
             if launch.template == "share_ids":
                 for rank, machine in enumerate(self._machines):
                     machine.part("sampled_ids").view(torch.int64)[:] = -7 - rank

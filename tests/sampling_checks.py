@@ -93,6 +93,12 @@ class DeviceRows:
             self.values[name] = torch.full(shape, -7, dtype=types[name], device=device)
         for name in ("counter_ptr", "histogram_ptr", "mass_ptr"):
             self.values[name].zero_()
+        # With `advance`, the inputs of the next step: every third row is idle.
+        lengths = torch.arange(rows, device=device)
+        lengths[::3] = -1
+        self.values["token_ids_ptr"] = torch.full((rows,), -7, device=device)
+        self.values["position_ids_ptr"] = lengths + 5
+        self.values["context_lens_ptr"] = lengths.int()
 
     def _row(self, case: Case, slot: int) -> SamplingRow:
         return sampling_rows.sampling_row(

@@ -18,6 +18,9 @@ SCHEMA = 1
 PLAIN = "plain"
 UNMATCHED = "unmatched"  # before the kind, in KernelRow.by: operators that no matcher knew
 PLACE_GROUP = "place"  # launched only before a step with tokens that the host does not know
+DRAW_GROUP = "draw"  # launched only where a sequence of the step has a temperature
+# Groups of launches around the model, in their order.
+STEP_GROUPS = (PLACE_GROUP, "sample", DRAW_GROUP, "next")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from sitsc.core.plain import PlainGraph, PlainOutput
 from sitsc.core.quiet import quiet
 from sitsc.core.weights import DTYPES, TensorSlice, WeightSpec, constant_spec, dtype_name
 from sitsc.frontend.bind import drop_assertions
+from sitsc.frontend.decompose import decomposed
 from sitsc.frontend.module_errors import export_error
 
 _KNOWN_VALUES = 8
@@ -74,7 +75,7 @@ def export(
     try:
         with evaluated(module), torch.no_grad(), quiet(logging.ERROR):
             program = torch.export.export(module, args, kwargs, strict=False, dynamic_shapes=shapes)
-            return program.run_decompositions({})
+            return decomposed(program)
     except UnsupportedModelError:
         raise
     except Exception as error:  # torch.export raises many kinds, all for the user to read

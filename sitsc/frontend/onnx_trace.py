@@ -17,6 +17,7 @@ from sitsc.core.weights import materialise
 from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import STEP_INPUTS, bind, drop_assertions
 from sitsc.frontend.checkpoint_types import Checkpoint
+from sitsc.frontend.decompose import decomposed
 from sitsc.frontend.onnx_attention import is_call, replace_attention
 from sitsc.frontend.onnx_checkpoint import check_vocabulary, half_dtype
 from sitsc.frontend.onnx_file import OnnxInput
@@ -160,7 +161,7 @@ def _export(model: OnnxModule) -> Any:
         program = torch.export.export(
             Step(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )
-        return program.run_decompositions({})
+        return decomposed(program)
 
 
 def _lift(exported: Any, values: dict[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from sitsc.core.errors import UnsupportedModelError
 from sitsc.frontend.apart import check_tokens_apart
 from sitsc.frontend.bind import bind
 from sitsc.frontend.checkpoint_names import renamed
+from sitsc.frontend.decompose import decomposed
 from sitsc.frontend.experts import experts, stacked_parameters
 from sitsc.frontend.longrope import long_frequencies, takes_long_factors
 from sitsc.frontend.masks import OWN, OWN_HINT, agreed_window, told_masks
@@ -163,7 +164,7 @@ def _export(model: nn.Module) -> Any:
         program = torch.export.export(
             _Decoder(model), (ids, ids.clone(), wanted), strict=False, dynamic_shapes=shapes
         )
-        return program.run_decompositions({})
+        return decomposed(program)
 
 
 def trace(config: dict[str, Any], dtype: torch.dtype, context: int = 0) -> fx.GraphModule:

@@ -14,7 +14,7 @@ from sitsc.codegen.cuda import CudaProvider
 from sitsc.codegen.interpreter import Interpreter
 from sitsc.core.errors import UnsupportedModelError
 from sitsc.core.interpret import RandomTensors, tensor_shapes
-from sitsc.core.plan import Plan
+from sitsc.core.plan import STEP_GROUPS, Plan
 from sitsc.core.tiles import TileEntry, TileTable
 from sitsc.core.weights import materialise
 from sitsc.passes import CUDA, CUDA_WIDE
@@ -139,7 +139,7 @@ def launched(plan: Plan, regime: str) -> list[list[str]]:
             for launch in group.launches
         ]
         for group in found.groups
-        if group.name not in ("place", "sample")
+        if group.name not in STEP_GROUPS
     ]
 
 

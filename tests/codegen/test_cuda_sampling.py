@@ -138,6 +138,33 @@ def test_any_options(run, options, vocabulary, seed, ties, masked) -> None:
     check_rows(rows, scores.round() if ties else scores, run)
 
 
+@pytest.mark.parametrize("cases", [GREEDY, DRAWING, [GREEDY[1], DRAWING[3]] * 2])
+def test_a_rows_inputs_move_on_once(run, cases) -> None:
+    """Where its id is found, by whichever kernel; an idle row's stay as they are."""
+    ends: dict[str, Any] = {name: {"advance": 1} for name in ("sample_scan", "sample_draw")}
+    rows = DeviceRows(37, cases, width=40, eos_ids=(7, 9, 400), **(SMALL | ends))
+    scores = logits(len(cases), 40)
+    scores[1] = torch.nan
+    before = {name: rows.values[f"{name}_ptr"].clone() for name in ("position_ids", "context_lens")}
+    ids = torch.tensor(rows.sample(scores, run))
+    assert ids[1] == NOT_FINITE
+    busy = before["context_lens"] >= 0
+    assert 0 < busy.sum() < len(cases)
+    want = torch.where(busy, ids.clamp(min=0), -7)
+    assert rows.values["token_ids_ptr"].tolist() == want.tolist()
+    for name, values in before.items():
+        assert (rows.values[f"{name}_ptr"] == values + busy.int()).all()
+
+
+def test_greedy_rows_need_no_other_kernel(run) -> None:
+    rows = DeviceRows(37, GREEDY, width=40, eos_ids=(7, 9, 400), **SMALL)
+    scores = logits(len(GREEDY), 40)
+    rows.values["logits_ptr"].copy_(scores)
+    run(rows.steps(pdl=False)[0])
+    assert rows.values["ids_ptr"].tolist() == cpu_sample(rows, scores)
+    assert not rows.values["counter_ptr"].any() and not rows.values["state_ptr"].any()
+
+
 def test_equal_scores(run) -> None:
     """Those equal to the last of top_k stay; of equals, top_p takes the lowest ids."""
     options = [drawing(top_k=2), drawing(top_p=0.4), drawing(top_p=0.75), drawing(top_p=0.2)]

@@ -121,3 +121,26 @@ def test_a_seed_is_drawn_once() -> None:
     first = device.field("seed", 2)
     write(rows, device, batch((2, 1)), [two, one])
     assert device.field("seed", 2) == first[::-1] and first[0] != first[1]
+
+
+def test_whether_a_row_draws() -> None:
+    """Known for every step, whether or not fields are written for it."""
+    rows, device = begun()
+    greedy, hot = row([3], 1), row([3], 1, temperature=0.5)
+    penalised = row([3], 1, repetition_penalty=2.0)
+    steps = [
+        ((1, 2), [greedy, greedy], False),
+        ((1, 3), [greedy, hot], True),
+        ((1, 3), [greedy, hot], True),
+        ((1,), [greedy], False),
+        ((4,), [penalised], False),
+        ((3,), [hot], True),
+        ((3,), [row([3], 1, torch.ones(VOCABULARY), temperature=0.5)], True),
+        ((2,), [greedy], False),
+    ]
+    for ids, given, draws in steps:
+        write(rows, device, batch(ids), given)
+        assert rows.draws == draws, ids
+    write(rows, device, batch((3,)), [hot])
+    rows.reset(device)  # pyright: ignore[reportArgumentType]
+    assert not rows.draws

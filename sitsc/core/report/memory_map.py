@@ -6,11 +6,10 @@ In: a plan. Out: a `Device` a stage, and for a regime the `Arena` of each. All s
 from dataclasses import dataclass
 
 from sitsc.core.diff.view import Program, programs
-from sitsc.core.plan import ArenaBuffer, Plan
+from sitsc.core.plan import STEP_GROUPS, ArenaBuffer, Plan
 from sitsc.core.report.steps import lanes
 
 _PARTS = ("weights", "kv", "arena", "package", "graph", "slack")
-_PLACED_LATER = ("place", "sample")  # groups whose launches are no steps of buffers
 FREE = "free"
 
 
@@ -100,7 +99,7 @@ def _spans(plan: Plan, program: Program, regime: str, stage: int, steps: int) ->
         return ()
     found, at = [], 0
     for block in lane.blocks:
-        if block.name in _PLACED_LATER:
+        if block.name in STEP_GROUPS:
             continue
         high = min(steps, at + len(block.segments))
         if block.layers and at < high:
