@@ -10,11 +10,13 @@ from dataclasses import replace
 from torch import fx
 
 from sitsc.core.calibration import calibration_for
-from sitsc.core.errors import MemoryPlanError, OptionError
+from sitsc.core.errors import OptionError
 from sitsc.core.hardware import TargetData
 from sitsc.core.kernels import KernelInfo, KernelProvider
+from sitsc.core.memory_changes import check_planned
 from sitsc.core.options import CompileOptions
 from sitsc.core.plan import (
+    DRAW_GROUP,
     SCHEMA,
     ArenaBuffer,
     Argument,
@@ -36,6 +38,7 @@ from sitsc.passes.cuda_collectives import crossing_buffers, first_sends
 from sitsc.passes.cuda_launch import SCRATCH
 from sitsc.passes.cuda_schedule import CudaScheduler, Scheduled
 from sitsc.passes.cuda_step import StepLaunches, mail_buffers, step_buffers
+from sitsc.passes.launch_names import computed_by
 from sitsc.passes.launch_time import Clock, step_us, timed, with_shares
 from sitsc.passes.layers import layer_classes
 from sitsc.passes.memory import Arena, aligned, plan_arena
@@ -44,6 +47,7 @@ from sitsc.passes.planner import ModelFacts, predictions, weights_of
 from sitsc.passes.schedule import StepSizes, kernel_rows, kv_groups
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_BUCKET_STEP = 128  # from one decode bucket to the next, above those
 PREFILL_BUCKETS = (128, 512, 2048, 8192)
 CUDA_LAYOUT = "layer, page, k: [head, token, dim], v: [head, token, dim]"
 # What a graph takes of the device: an H200 gave 64 MiB to all twelve, for 16 layers as for 32.
@@ -53,13 +57,14 @@ _CONTEXT = 1024
 
 def cuda_buckets(options: CompileOptions, context: int) -> list[StepSizes]:
     """Decode buckets up to the largest batch, prefill buckets up to the chunk."""
-    chunk = min(options.prefill_chunk_tokens, context)
-    decode = sorted({min(b, options.max_batch) for b in DECODE_BUCKETS})
+    chunk, most = min(options.prefill_chunk_tokens, context), options.max_batch
+    larger = range(DECODE_BUCKETS[-1] + _BUCKET_STEP, most + _BUCKET_STEP, _BUCKET_STEP)
+    decode = sorted({min(b, most) for b in (*DECODE_BUCKETS, *larger)})
     # The largest step: a whole chunk beside all other sequences.
-    prefill = sorted({min(t, chunk) for t in PREFILL_BUCKETS} | {chunk + options.max_batch})
+    prefill = sorted({min(t, chunk) for t in PREFILL_BUCKETS} | {chunk + most})
     typical = min(_CONTEXT, context - 1)
     found = [StepSizes("decode", b, b, typical) for b in decode]
-    return found + [StepSizes("prefill", t, min(t, options.max_batch), 0) for t in prefill]
+    return found + [StepSizes("prefill", t, min(t, most), 0) for t in prefill]
 
 
 def make_cuda_plan(
@@ -108,8 +113,9 @@ def make_cuda_plan(
             *[_placed(group, offsets) for group in launched],
         ]
         if one.logits is not None:
-            groups.append(_placed(extra.sample(one, step), offsets))
-        rows = kernel_rows(graph, prices, classes, target, times)
+            groups += [_placed(group, offsets) for group in extra.sample(one, step)]
+        by = computed_by(graph, one.groups, one.works, classes)
+        rows = kernel_rows(graph, prices, classes, target, times, by)
         time = step_us(groups, step.kind, clock.device)
         name, values = f"{step.kind}_{step.tokens}", step.values(options.page_size)
         found.append(Regime(name, step.kind, values, tuple(groups), rows, time))
@@ -125,11 +131,13 @@ def make_cuda_plan(
         packages=(),
         ranks=(Rank(0, 0, 0),),
         kv=kv_groups(graph, options.page_size, CUDA_LAYOUT),
-        memory=_memory(graph, arena, options, data, context),
+        memory=_memory(graph, arena, _graph_bytes(found), options, context),
         schedule=_schedule(steps, options, context),
         numerics=numerics,
         predictions={},
     )
+    cut = replace(plan.parallel, tp=options.tp, pp=options.pp)
+    check_planned(replace(plan, parallel=cut))
     limits = replace(data, target=target)
     return replace(plan, predictions=predictions(plan.regimes, plan.memory, limits)), keys
 
@@ -191,21 +199,21 @@ def kv_pages(options: CompileOptions, context: int) -> int:
     return -(-wanted // options.page_size)
 
 
+def _graph_bytes(regimes: list[Regime]) -> int:
+    """What the graphs of all decode regimes take: one each, and another where a row can draw."""
+    decode = [regime for regime in regimes if regime.kind == "decode"]
+    drawing = [r for r in decode if any(group.name == DRAW_GROUP for group in r.groups)]
+    return (len(decode) + len(drawing)) * _GRAPH_BYTES
+
+
 def _memory(
-    graph: fx.Graph, arena: Arena, options: CompileOptions, data: TargetData, context: int
+    graph: fx.Graph, arena: Arena, graphs: int, options: CompileOptions, context: int
 ) -> Memory:
     groups = kv_groups(graph, options.page_size, "")
     pages = kv_pages(options, context)
     weights = sum(aligned(spec.nbytes) for spec in weights_of(graph))
     kv_bytes = sum(pages * group.page_bytes for group in groups)
-    graphs = len(DECODE_BUCKETS) * _GRAPH_BYTES
     total = weights + arena.bytes + kv_bytes + graphs
-    if data.target.memory_bytes and total > data.target.memory_bytes:
-        raise MemoryPlanError(
-            f"needs {total} bytes (weights {weights}, KV {kv_bytes}, arena {arena.bytes}), "
-            f"{data.target.name} has {data.target.memory_bytes}",
-            hint="a smaller --kv-tokens, --max-batch or --prefill-chunk-tokens",
-        )
     return Memory(
         weights_bytes=weights,
         arena_bytes=arena.bytes,

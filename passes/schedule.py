@@ -6,6 +6,7 @@ regime launches the same package, whose sizes are free: nothing is ever padded.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import fx
 
@@ -23,6 +24,7 @@ from sitsc.core.plan import (
 from sitsc.core.printer import symbol_names, target_name
 from sitsc.core.weights import dtype_name
 from sitsc.passes.cost import Sizes, cost_of, predict_us
+from sitsc.passes.cuda_values import is_selection
 from sitsc.passes.fxutil import arguments, is_op, layer_of, module_path, tensor, weight_of
 from sitsc.passes.unmatched import unmatched_kind
 
@@ -118,19 +120,35 @@ def step_arguments(graph: fx.Graph) -> tuple[Argument, ...]:
     return tuple(arguments_)
 
 
+class RowKey(NamedTuple):
+    """What the calls of one row have in common; `layer_class` is "" outside of layers."""
+
+    name: str
+    op: str
+    layer_class: str
+
+
+def row_key(node: fx.Node, classes: tuple[LayerClass, ...]) -> RowKey:
+    """The row of a call."""
+    layer = layer_of(node)
+    layer_class = next((c.name for c in classes if layer in c.layers), "")
+    return RowKey(_label(node), target_name(node), layer_class)
+
+
 def kernel_rows(
     graph: fx.Graph,
     sizes: Sizes,
     classes: tuple[LayerClass, ...],
     target: Target,
     times: Mapping[fx.Node, float] | None = None,
+    computed_by: Mapping[RowKey, str] | None = None,
 ) -> tuple[KernelRow, ...]:
     """One row a kernel class: the same operator of the same module in the layers of one class.
 
     `times` are µs of what is launched for a node; what has none is computed inside of others.
+    `computed_by` says for each row what its launches are, where there are any.
     """
-    class_of = {layer: c.name for c in classes for layer in c.layers}
-    rows: dict[tuple[str, str, str, str], KernelRow] = {}
+    rows: dict[tuple[RowKey, str], KernelRow] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -138,19 +156,12 @@ def kernel_rows(
         if not cost.bytes and not cost.flops and not (times and node in times):
             continue
         time = predict_us(cost, target) if times is None else times.get(node, 0.0)
-        layer = layer_of(node)
-        ours = is_op(node, *KERNELS) or target.isa.startswith("sm_")
-        kind = None if ours else unmatched_kind(node)
-        by = "kernel" if ours else f"{UNMATCHED} {kind}" if kind else "inductor"
-        key = (
-            _label(node),
-            target_name(node),
-            by,
-            class_of.get(layer, "") if layer is not None else "",
-        )
-        old = rows.get(key, KernelRow(*key, count=0, bytes=0, flops=0, predicted_us=0.0))
-        rows[key] = KernelRow(
-            *key,
+        key = row_key(node, classes)
+        by = _package_part(node) if computed_by is None else computed_by[key]
+        empty = KernelRow(key.name, key.op, by, key.layer_class, 0, 0, 0, 0.0)
+        old = rows.get((key, by), empty)
+        rows[key, by] = replace(
+            old,
             count=old.count + 1,
             bytes=old.bytes + cost.bytes,
             flops=old.flops + cost.flops,
@@ -159,8 +170,21 @@ def kernel_rows(
     return tuple(rows.values())
 
 
+def _package_part(node: fx.Node) -> str:
+    """What computes a call inside of a package."""
+    if is_op(node, *KERNELS):
+        return "kernel"
+    kind = unmatched_kind(node)
+    return f"{UNMATCHED} {kind}" if kind else "inductor"
+
+
 def _label(node: fx.Node) -> str:
-    """The module of a node without its layer number; merged weights name all their modules."""
+    """The module of a node without its layer number; merged weights name all their modules.
+
+    Rows that need logits are taken for what reads them, not by the module that they stand in.
+    """
+    if is_selection(node):
+        return "logit_rows"
     path = module_path(node)
     if is_op(node, "fused_linear", "packed_embedding"):
         spec = weight_of(arguments(node)["weight"])

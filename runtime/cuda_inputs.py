@@ -40,17 +40,23 @@ class Upload:
         self._memory, self._stage, self._used = memory, stage, 0
 
     def put(self, name: str, values: npt.NDArray[Any], start: int = 0) -> None:
-        """Copy values to elements `start` … of a buffer."""
-        buffer, whole = self._memory.buffer(name), self._stage.memory
+        """Copy values to elements `start` … of a buffer, in pieces of all the pinned memory."""
+        buffer = self._memory.buffer(name)
         dtype = np.dtype(buffer.dtype)
-        nbytes, at = len(values) * dtype.itemsize, start * dtype.itemsize
-        assert at + nbytes <= buffer.bytes, f"{name} is planned too small"
-        if self._used + nbytes > len(whole):  # masks of many rows: wait, and use the memory again
+        end = (start + len(values)) * dtype.itemsize
+        assert end <= buffer.bytes, f"{name} is planned too small"
+        most = len(self._stage.memory) // dtype.itemsize
+        for first in range(0, len(values), most):
+            offset = buffer.offset + (start + first) * dtype.itemsize
+            self._copy(values[first : first + most], dtype, offset)
+
+    def _copy(self, values: npt.NDArray[Any], dtype: np.dtype[Any], offset: int) -> None:
+        nbytes, whole = len(values) * dtype.itemsize, self._stage.memory
+        if self._used + nbytes > len(whole):  # masks, long block tables: wait, and use it again
             torch.cuda.current_stream().synchronize()
             self._used = 0
         part = whole[self._used : self._used + nbytes]
         part.numpy().view(dtype)[:] = values
-        offset = buffer.offset + at
         self._memory.arena[offset : offset + nbytes].copy_(part, non_blocking=True)
         self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 

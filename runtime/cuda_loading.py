@@ -14,12 +14,12 @@ from torch import Tensor
 from sitsc.core import env
 from sitsc.core.artifact import Artifact
 from sitsc.core.errors import DeviceError, RankError
+from sitsc.core.memory_budget import CUDA_RUNTIME_BYTES, TORCH_WORKSPACE_BYTES, Room
 from sitsc.runtime import cuda_preflight
 from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.cuda_executor import CudaExecutor
 from sitsc.runtime.cuda_weights import WeightLoad, random_weights, weight_load
 from sitsc.runtime.load_request import LoadRequest, Timeline, weights_folder
-from sitsc.runtime.memory_budget import CUDA_RUNTIME_BYTES, TORCH_WORKSPACE_BYTES, Room
 
 if TYPE_CHECKING:
     from sitsc.runtime.ranks import World
@@ -40,15 +40,13 @@ class CudaLoading:
         folder = weights_folder(artifact, request)
         needs = cuda_preflight.check_kernels(artifact)
         timeline.mark("check")
-        try:
-            device = cuda_preflight.open_gpu(env.local_rank())
-        except DeviceError as error:
-            raise cuda_preflight.no_gpu(error, artifact) from None
+        device = cuda_preflight.open_for(artifact, env.local_rank())
         if world is not None:
             world.check_alike(device.name)
         room = cuda_preflight.gpu_room(device, request.memory_limit)
         cuda_preflight.preflight(artifact, device, needs, room)
-        _start_torch(device, room)
+        start_torch(device)
+        _limit_torch(room)
         timeline.mark("device")
         self._load: WeightLoad | None = None
         with _memory_errors(device):
@@ -104,8 +102,8 @@ class CudaLoading:
         return self._weights
 
 
-def _start_torch(device: Device, room: Room) -> None:
-    """Let torch use the device and no more memory than allowed. Raises DeviceError."""
+def start_torch(device: Device) -> None:
+    """Let torch use the device. Raises DeviceError."""
     if not torch.backends.cuda.is_built():
         raise DeviceError(
             "this build of torch has no CUDA", hint="install a build of torch for CUDA"
@@ -119,6 +117,10 @@ def _start_torch(device: Device, room: Room) -> None:
             f"torch cannot use {device.name}: {first}",
             hint="install a build of torch for this driver",
         ) from None
+
+
+def _limit_torch(room: Room) -> None:
+    """Let torch use no more memory than allowed."""
     if room.limit_bytes:
         outside = CUDA_RUNTIME_BYTES - TORCH_WORKSPACE_BYTES
         share = (room.limit_bytes - outside) / room.total_bytes

@@ -11,12 +11,12 @@ from sitsc.core.artifact import AGAIN, Artifact, hash_file
 from sitsc.core.errors import ArtifactError, DeviceError, TargetError, VerifyError
 from sitsc.core.hardware import load_target, target_names
 from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
+from sitsc.core.memory_budget import CUDA_RUNTIME_BYTES, Room
+from sitsc.core.memory_changes import check_memory
 from sitsc.core.plan import Launch, Plan
 from sitsc.runtime import cuda_driver
 from sitsc.runtime.cuda_driver import Device
 from sitsc.runtime.kernel_parameters import check_layout
-from sitsc.runtime.memory_budget import CUDA_RUNTIME_BYTES, Room
-from sitsc.runtime.memory_changes import check_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,14 @@ def open_gpu(ordinal: int = 0) -> Device:
     return cuda_driver.open_device(ordinal)
 
 
+def open_for(artifact: Artifact, ordinal: int = 0) -> Device:
+    """The same; what is wrong is told with what the artifact wants. Raises DeviceError."""
+    try:
+        return open_gpu(ordinal)
+    except DeviceError as error:
+        raise no_gpu(error, artifact) from None
+
+
 def no_gpu(error: DeviceError, artifact: Artifact) -> DeviceError:
     """The error of a machine that cannot run GPU artifacts at all, with what the artifact wants."""
     target = artifact.plan.target
@@ -110,6 +118,13 @@ def check_device(artifact: Artifact, device: Device, needs: KernelNeeds) -> None
             f" sm_{device.sm}",
             where=where,
             hint=_compile_for(device),
+        )
+    if device.cuda_version <= 0:
+        raise DeviceError(
+            "the driver does not say which CUDA version it runs, the kernels were made with CUDA"
+            f" {_dotted(needs.cuda_version)}",
+            where=where,
+            hint=f"install a driver for CUDA {needs.cuda_version // 10} or newer",
         )
     # A driver runs what any compiler of its own major version made.
     if device.cuda_version // 10 < needs.cuda_version // 10:
@@ -162,3 +177,14 @@ def preflight(artifact: Artifact, device: Device, needs: KernelNeeds, room: Room
     """All checks of an artifact against a device, by numbers alone."""
     check_device(artifact, device, needs)
     check_memory(artifact.plan, room, device.name, artifact.root.name)
+
+
+def check_here(artifact: Artifact, memory_limit: int | None, ordinal: int = 0) -> Device:
+    """All checks of an artifact on this machine, as loading makes them; the device.
+
+    Raises ArtifactError, VerifyError, DeviceError, TargetError or MemoryPlanError.
+    """
+    needs = check_kernels(artifact)
+    device = open_for(artifact, ordinal)
+    preflight(artifact, device, needs, gpu_room(device, memory_limit))
+    return device

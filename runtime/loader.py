@@ -19,6 +19,8 @@ from sitsc.core import artifact as files
 from sitsc.core import env
 from sitsc.core.artifact import Artifact, check_files, check_target, open_artifact
 from sitsc.core.errors import ArtifactError, RankError, TokenizerError
+from sitsc.core.memory_budget import Room, needed_bytes
+from sitsc.core.memory_changes import check_memory
 from sitsc.core.plan import PLAIN, Plan
 from sitsc.core.serving.limits import limits_of
 from sitsc.runtime.chat import ChatTemplate
@@ -28,8 +30,6 @@ from sitsc.runtime.cpu_weights import random_weights as random_cpu_weights
 from sitsc.runtime.engine import Engine
 from sitsc.runtime.load_request import AnyExecutor, Loading, LoadRequest, Timeline, weights_folder
 from sitsc.runtime.memory import read_weights
-from sitsc.runtime.memory_budget import Room, needed_bytes
-from sitsc.runtime.memory_changes import check_memory
 from sitsc.runtime.sampler import Sampler
 from sitsc.runtime.tokenizer import Tokenizer
 

@@ -1,8 +1,8 @@
 """A process of its own that starts, answers once and reports: start-up time and peak memory.
 
 `python -m sitsc.runtime.probe ART STARTED_NS TOKENS [--random-weights] [--weights DIR]
-[--memory-limit BYTES]` prints one JSON object. STARTED_NS is the wall clock of the parent just
-before it started this process.
+[--memory-limit BYTES]` prints one JSON object: the report, or the mistake that ended it, with its
+exit code. STARTED_NS is the wall clock of the parent just before it started this process.
 """
 
 import json
@@ -11,6 +11,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
+
+from sitsc.core import errors
+from sitsc.core.errors import ExecutionError, SitscError
 
 _STATUS = Path("/proc/self/status")
 
@@ -36,9 +39,35 @@ def _options(arguments: list[str]) -> Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    """Load, generate and print what it took."""
+def told(error: SitscError) -> str:
+    """A mistake as a line of JSON, for `error_of`."""
+    parts = {"what": error.what, "where": error.where, "hint": error.hint}
+    return json.dumps({"error": type(error).__name__} | parts)
+
+
+def error_of(stdout: str, stderr: str, what: str) -> SitscError:
+    """The mistake that a probe told in its last line, else an ExecutionError about `what`."""
+    try:
+        value = json.loads(stdout.strip().splitlines()[-1])
+        kind = getattr(errors, value["error"])
+        return kind(value["what"], where=value["where"], hint=value["hint"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        last = (stderr.strip().splitlines() or ["no message"])[-1]
+        return ExecutionError(f"{what} failed: {last}")
+
+
+def main() -> int:
+    """Load, generate and print what it took; the exit code."""
     began = time.time_ns()
+    try:
+        print(json.dumps(_report(began)))
+    except SitscError as error:
+        print(told(error))
+        return error.exit_code
+    return 0
+
+
+def _report(began: int) -> dict[str, Any]:
     given = _options(sys.argv[1:])
     import torch  # noqa: PLC0415  (the baseline of memory is a process that only has torch)
 
@@ -60,7 +89,8 @@ def main() -> None:
     options = SamplingOptions(max_tokens=given.tokens, ignore_eos=True)
     for output in session.engine.generate(ids, options):
         first = first or time.time_ns()
-        assert output.error is None, output.error
+        if output.error is not None:
+            raise output.error
     phases = {
         "python": began - given.started_ns,
         "import_torch": imported - began,
@@ -78,8 +108,8 @@ def main() -> None:
     }
     if plan.target.isa.startswith("sm_"):
         report["peak_device_bytes"] = torch.cuda.max_memory_allocated()
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -97,7 +97,7 @@ class World:
 
 def join(plan: Plan) -> World:
     """Meet the other ranks. Raises RankError when they are not those of this plan."""
-    rank, size = _place(plan)
+    rank, size = place_of(plan)
     import torch.distributed as dist  # noqa: PLC0415  (not needed by one rank)
     from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415
 
@@ -124,7 +124,7 @@ def join(plan: Plan) -> World:
     return World(rank, place.program, place.shard, tp, size // tp, watch, plan)
 
 
-def _place(plan: Plan) -> tuple[int, int]:
+def place_of(plan: Plan) -> tuple[int, int]:
     """Rank and size out of the environment. Raises RankError or OptionError."""
     missing = [name for name in _NEEDED if name not in os.environ]
     if missing:

@@ -20,7 +20,7 @@ from sitsc.commands.output import MemoryLimit, size_bytes
 from sitsc.commands.ranks import follows, start_ranks
 from sitsc.core.actual import Actual, actual_of_report, actual_place, keep_actual
 from sitsc.core.disk import disk_errors
-from sitsc.core.errors import ExecutionError, OptionError
+from sitsc.core.errors import OptionError
 
 if TYPE_CHECKING:
     from sitsc.core.artifact import Artifact
@@ -232,7 +232,12 @@ def _one(
 
 
 def probe(root: Path, repeats: int = 3, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """Start a process that answers once, a few times; the report of the fastest start."""
+    """Start a process that answers once, a few times; the report of the fastest start.
+
+    Raises the SitscError that such a process ended with.
+    """
+    from sitsc.runtime.probe import error_of  # noqa: PLC0415
+
     reports = []
     for _ in range(repeats):
         command = [
@@ -246,8 +251,7 @@ def probe(root: Path, repeats: int = 3, extra: Sequence[str] = ()) -> dict[str, 
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ExecutionError(f"a process that runs {root.name} failed: {last}")
+            raise error_of(done.stdout, done.stderr, f"a process that runs {root.name}")
         reports.append(json.loads(done.stdout.strip().splitlines()[-1]))
     best = min(reports, key=lambda r: r["first_token_s"])
     best["peak_over_weights"] = best["peak_bytes_above_torch"] / best["weights_bytes"]

@@ -16,8 +16,9 @@ from sitsc.commands.bench_report import (
     ttft_key,
 )
 from sitsc.commands.generation import settle_memory
+from sitsc.core import env
 from sitsc.core.disk import disk_errors
-from sitsc.core.errors import DeviceError, ExecutionError, OptionError
+from sitsc.core.errors import ExecutionError, OptionError
 
 if TYPE_CHECKING:
     from sitsc.core.artifact import Artifact
@@ -113,11 +114,7 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
 
     options.check()
     peers = read_peers(options.peers)
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            f"the artifact is for {artifact.plan.target.name}, and no GPU is usable here",
-            hint="run it where the GPU is",
-        )
+    _check_here(artifact, options)
     ceilings = measure_ceilings()
     several = bool(artifact.plan.stages)
     start = {} if several else _start(artifact.root, options)
@@ -149,6 +146,20 @@ def measure_gpu(artifact: "Artifact", options: GpuOptions, facts: dict[str, Any]
     facts |= {"target": artifact.plan.target.name, "built_with": _built_with(artifact)}
     report = report_value(model, facts, rows, skipped, figures, detail)
     return report | ({"kernels_us": kernels} if kernels else {})
+
+
+def _check_here(artifact: "Artifact", options: GpuOptions) -> None:
+    """What loading checks first, before anything is measured. Raises SitscError."""
+    from sitsc.runtime.cuda_loading import start_torch  # noqa: PLC0415  (torch: seconds)
+    from sitsc.runtime.cuda_preflight import check_here  # noqa: PLC0415
+    from sitsc.runtime.load_request import LoadRequest, weights_folder  # noqa: PLC0415
+    from sitsc.runtime.loader import check_decoder  # noqa: PLC0415
+    from sitsc.runtime.ranks import place_of  # noqa: PLC0415
+
+    check_decoder(artifact)
+    own = artifact.of_rank(place_of(artifact.plan)[0]) if artifact.plan.stages else artifact
+    weights_folder(own, LoadRequest(options.weights, options.random_weights))
+    start_torch(check_here(own, options.memory_limit, env.local_rank()))
 
 
 def _built_with(artifact: "Artifact") -> dict[str, str]:

@@ -5,8 +5,9 @@ In: a plan and the names of regimes. Out: lines of plain text, each as long as i
 
 from collections.abc import Iterator, Sequence
 
-from sitsc.commands.output import bytes_text, count_text, table_lines
+from sitsc.commands.output import bytes_text, table_lines
 from sitsc.commands.parallel_view import parallel_lines
+from sitsc.commands.plan_rows import kernel_lines
 from sitsc.core.errors import OptionError
 from sitsc.core.plan import PLAIN, UNMATCHED, Argument, Plan, Regime
 
@@ -123,7 +124,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
             f"decode {spaced(schedule.decode_buckets)},"
             f" prefill {spaced(schedule.prefill_buckets)}; {steps}",
         ),
-        ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+        *_packages(plan),
         *_unmatched(plan),
     ]
 
@@ -133,6 +134,12 @@ def _devices(plan: Plan) -> str:
     if count > 1:
         return f"{count} × {target.name}, {target.isa}"
     return f"{target.name}, {target.isa}, {target.topology}"
+
+
+def _packages(plan: Plan) -> list[tuple[str, str]]:
+    """A line where there are packages: GPUs have none."""
+    named = ", ".join(f"{p.name} ({p.file})" for p in plan.packages)
+    return [("packages", named)] if named else []
 
 
 def _unmatched(plan: Plan) -> list[tuple[str, str]]:
@@ -162,7 +169,7 @@ def _plain_facts(plan: Plan) -> list[tuple[str, str]]:
         ("sizes", bounds or "none is free"),
         ("target", f"{plan.target.name}, {plan.target.isa}, {plan.target.topology}, {threads}"),
         ("numerics", f"{numerics.dtype}, accumulation {numerics.accumulate}"),
-        ("packages", ", ".join(f"{p.name} ({p.file})" for p in plan.packages)),
+        *_packages(plan),
         *_unmatched(plan),
     ]
 
@@ -195,8 +202,7 @@ def _regime(regime: Regime, stage: str = "") -> list[str]:
         what = f"{sizes['sequences']} sequences, {sizes['tokens']} new tokens"
         what += f", {sizes['context']} before"
     title = f"{stage}{regime.name}: {what}; launches {launches}"
-    header = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
-    return [title, *table_lines([header, *_kernel_rows(regime)], left=4)]
+    return [title, *kernel_lines(regime)]
 
 
 def _launched(regime: Regime) -> Iterator[str]:
@@ -209,32 +215,6 @@ def _launched(regime: Regime) -> Iterator[str]:
             counts[name] = counts.get(name, 0) + max(1, len(group.layers))
     for name, count in counts.items():
         yield f"{name} × {count}" if count > 1 else name
-
-
-def _kernel_rows(regime: Regime) -> Iterator[tuple[str, ...]]:
-    whole = regime.predicted_us or 1.0
-    for row in sorted(regime.kernels, key=lambda row: -row.predicted_us):
-        yield (
-            row.name,
-            row.op,
-            row.by,
-            row.layer_class or "-",
-            str(row.count),
-            bytes_text(row.bytes),
-            count_text(row.flops),
-            f"{row.predicted_us:.1f}",
-            f"{100 * row.predicted_us / whole:.1f} %",
-        )
-    kernels = regime.kernels
-    yield (
-        "together",
-        *("", "", ""),
-        str(sum(row.count for row in kernels)),
-        bytes_text(sum(row.bytes for row in kernels)),
-        count_text(sum(row.flops for row in kernels)),
-        f"{regime.predicted_us:.1f}",
-        "",
-    )
 
 
 def _memory(plan: Plan) -> list[str]:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sitsc.core.errors import ExecutionError, MemoryPlanError, SitscError, VerifyError
+from sitsc.runtime.probe import error_of, told
 from tests.commands.command_line import spawn
 
 FAST = ("--steps", "8", "--context", "16", "--prompt", "16")
@@ -50,3 +52,25 @@ def test_a_results_file_that_is_none_is_refused_before_measuring(tiny_artifact, 
     out.write_text("{")
     spawn("bench", tiny_artifact, "-o", out).refused(2, "holds no results")
     assert out.read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryPlanError("not enough memory", where="art", hint="a smaller model"),
+        VerifyError("kernel x was altered"),
+    ],
+)
+def test_a_probe_hands_its_mistake_over(error: SitscError):
+    found = error_of(f"noise\n{told(error)}\n", "a warning\n", "a process")
+    assert (type(found), str(found), found.exit_code) == (type(error), str(error), error.exit_code)
+
+
+@pytest.mark.parametrize(
+    "stdout", ["", "text", "[1]", '{"what": "x"}', '{"error": "NoSuchError", "what": "x"}']
+)
+def test_a_probe_that_told_nothing_is_an_execution_error(stdout: str):
+    found = error_of(stdout, "Traceback\nKeyError: 'x'\n", "a process that runs art")
+    assert type(found) is ExecutionError
+    assert str(found) == "a process that runs art failed: KeyError: 'x'"
+    assert "no message" in str(error_of(stdout, "", "a process"))

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sitsc.commands.bench import probe
 from sitsc.commands.output import size_bytes
 from sitsc.core.artifact import Artifact
-from sitsc.core.errors import OptionError
+from sitsc.core.errors import DeviceError, OptionError, VerifyError
 from tests.commands.artifact_edits import copy, edit_manifest, flip_byte
 from tests.commands.command_line import call, spawn
 from tests.runtime.gpu_artifacts import (
@@ -57,6 +58,33 @@ def test_the_artifact_is_checked_before_the_device(gpu_artifact: Artifact, tmp_p
     root = copy(gpu_artifact.root, tmp_path)
     flip_byte(root / "kernels/sm_90/add.cubin", 900)
     call(capfd, "run", root, "hello", "--random-weights").refused(1, "kernel add was altered")
+
+
+@without_gpu
+def test_bench_checks_what_loading_does_before_it_measures(
+    gpu_artifact: Artifact, tmp_path: Path, capfd
+):
+    root = gpu_artifact.root
+    call(capfd, "bench", root, "--random-weights").refused(
+        2, "the artifact is for h200 (sm_90)", "--target cpu", f"[{root.name}]"
+    )
+    call(capfd, "bench", root).refused(2, "holds no weights", "--weights DIR")
+    altered = copy(root, tmp_path)
+    flip_byte(altered / "kernels/sm_90/add.cubin", 900)
+    call(capfd, "bench", altered, "--random-weights").refused(1, "kernel add was altered")
+
+
+@without_gpu
+def test_what_a_probe_finds_keeps_its_class_and_code(gpu_artifact: Artifact, tmp_path: Path):
+    with pytest.raises(DeviceError) as found:
+        probe(gpu_artifact.root, 1, ["--random-weights"])
+    text = str(found.value)
+    assert "the artifact is for h200 (sm_90)" in text and "Error" not in text
+    altered = copy(gpu_artifact.root, tmp_path)
+    flip_byte(altered / "kernels/sm_90/add.cubin", 900)
+    with pytest.raises(VerifyError, match="kernel add was altered") as verified:
+        probe(altered, 1, ["--random-weights"])
+    assert verified.value.exit_code == 1 and verified.value.where and verified.value.hint
 
 
 def test_random_weights_on_the_cpu(unpacked: Path):

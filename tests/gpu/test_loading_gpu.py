@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from sitsc.core.artifact import Artifact, open_artifact
 from sitsc.core.errors import MemoryPlanError
+from sitsc.core.memory_budget import needed_bytes
 from sitsc.core.sampling import SamplingOptions
 from sitsc.core.weights import TensorSlice, WeightSpec, materialise
 from sitsc.runtime import cuda_driver
@@ -18,7 +19,6 @@ from sitsc.runtime.checkpoint_weights import CheckpointFiles
 from sitsc.runtime.cuda_preflight import check_kernels, gpu_room, open_gpu, preflight
 from sitsc.runtime.cuda_weights import WeightLoad, random_weights
 from sitsc.runtime.loader import load
-from sitsc.runtime.memory_budget import needed_bytes
 from sitsc.runtime.weight_layout import WeightLayout
 from sitsc.runtime.weight_reader import Lanes
 from sitsc.runtime.weight_sources import checkpoint_source

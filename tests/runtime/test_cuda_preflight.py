@@ -14,16 +14,18 @@ from sitsc.core.errors import (
     TargetError,
     VerifyError,
 )
-from sitsc.runtime.cuda_driver import Device
+from sitsc.core.memory_budget import Room
+from sitsc.runtime import cuda_driver
+from sitsc.runtime.cuda_driver import Device, MemoryInfo
 from sitsc.runtime.cuda_preflight import (
     KernelNeeds,
     check_device,
+    check_here,
     check_kernels,
     no_gpu,
     preflight,
     target_sm,
 )
-from sitsc.runtime.memory_budget import Room
 from tests.commands.artifact_edits import copy, flip_byte
 from tests.runtime.gpu_artifacts import (
     checkpoint,
@@ -68,6 +70,11 @@ def test_a_fitting_device_passes(artifact: Artifact, needs: KernelNeeds):
         ),
         ({"sm": 75, "name": "Tesla T4"}, TargetError, ("sm_75", "no target is for", "l40s")),
         ({"cuda_version": 114}, DeviceError, ("runs CUDA 11.4", "made with 1", "install a driver")),
+        (
+            {"cuda_version": 0},
+            DeviceError,
+            ("does not say which CUDA version", "made with CUDA 1", "install a driver for CUDA 1"),
+        ),
         ({"shared_bytes": 49152}, TargetError, ("shared memory", "49152")),
     ],
 )
@@ -94,6 +101,35 @@ def test_too_little_memory(artifact, needs):
 def test_no_gpu_says_what_the_artifact_wants(artifact):
     error = no_gpu(DeviceError("no NVIDIA driver", hint="install it"), artifact)
     assert str(error) == ("no NVIDIA driver; the artifact is for h200 (sm_90) [art] — install it")
+
+
+def test_a_machine_is_checked_as_for_loading(artifact, tmp_path: Path, monkeypatch):
+    asked: list[int] = []
+
+    def opened(ordinal: int) -> Device:
+        asked.append(ordinal)
+        return H200
+
+    monkeypatch.setattr(cuda_driver, "open_device", opened)
+    monkeypatch.setattr(cuda_driver, "memory_info", lambda: MemoryInfo(100 * GIB, 140 * GIB))
+    assert check_here(artifact, None, 3) == H200 and asked == [3]
+    with pytest.raises(MemoryPlanError, match="allowed by --memory-limit"):
+        check_here(artifact, 1000)
+    monkeypatch.setattr(cuda_driver, "memory_info", lambda: MemoryInfo(0, 140 * GIB))
+    with pytest.raises(MemoryPlanError, match="free on NVIDIA H200"):
+        check_here(artifact, None)
+    root, asked[:] = copy(artifact.root, tmp_path), []
+    flip_byte(root / "kernels/sm_90/add.cubin", 900)
+    with pytest.raises(VerifyError, match="kernel add was altered"):
+        check_here(open_artifact(root), None)
+    assert not asked
+
+    def none(ordinal: int) -> Device:
+        raise DeviceError("no NVIDIA driver", hint="install it")
+
+    monkeypatch.setattr(cuda_driver, "open_device", none)
+    with pytest.raises(DeviceError, match="no NVIDIA driver; the artifact is for h200"):
+        check_here(artifact, None)
 
 
 def refused(root: Path, kind: type[SitscError], *parts: str) -> None:

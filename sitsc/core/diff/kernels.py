@@ -18,7 +18,7 @@ from sitsc.core.diff.view import (
     regimes,
     spans,
 )
-from sitsc.core.plan import Launch, Plan
+from sitsc.core.plan import UNMATCHED, Launch, Plan
 
 _ARGUMENTS = "arguments"
 _PACKAGE = "package"  # every bucket launches the same ones; rows tell what is in them
@@ -98,9 +98,14 @@ def _by(found: Found, regime: str, mine: RegimeView, theirs: RegimeView, pair: P
     """Operators that another kind of code computes: a kernel of ours, Inductor, an unmatched op."""
     for (layer_class, name, op), operator in mine.operators.items():
         twin = theirs.operators.get((pair.b, name, op)) if layer_class == pair.a else None
-        if twin is not None and twin.by != operator.by:
-            key = ("computed by", f"{name} {op.removeprefix('sitsc.')}", operator.by, twin.by)
+        if twin is not None and (before := _code(operator.by)) != (after := _code(twin.by)):
+            key = ("computed by", f"{name} {op.removeprefix('sitsc.')}", before, after)
             _note(found, regime, pair, key, operator.predicted_us)
+
+
+def _code(by: str) -> str:
+    """The kind of code; which kernels of ours or the library's there are, is told by launches."""
+    return by if by.startswith((UNMATCHED, "inductor")) else "kernel"
 
 
 # --- launches -----------------------------------------------------------------------------------
