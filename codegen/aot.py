@@ -33,7 +33,7 @@ __all__ = ["CompiledKernel", "compile_kernel", "compile_kernels"]
 Progress = Callable[[float], None]
 _CACHE = "kernels"  # below the folder of the compile cache, with a limit of its own
 _CACHED_KERNELS = 4096
-_VERSION = 1  # raise it when the compiler options or the metadata change
+_VERSION = 2  # raise it when the compiler options or the metadata change
 
 
 def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sitsc.codegen.triton_source import KernelSource, import_text
@@ -30,6 +30,11 @@ _ONCE = {
     "arrived": "ld.relaxed.sys.global.v4.b32",
     "send16": "st.relaxed.sys.global.v4.b32",
 }
+_TILE_HINT = (
+    "a tile of the target's table (sitsc/data/tiles) is to be tuned anew (sitsc tune build);"
+    " any other is a fault of the rule that chose it: please report model and target"
+)
+_FILE_REGISTERS, _MOST_REGISTERS = 65536, 255  # of a multiprocessor and of a thread, sm_80 to 120
 _DESCRIPTOR = re.compile(r"tensordesc<bf16\[([\d,]+)\]>")
 
 
@@ -62,13 +67,25 @@ def triton_version() -> str:
 def compile_unchecked(source: KernelSource, sm: int) -> CompiledKernel:
     """Compile one kernel in this process for compute capability `sm` (80, 89, 90, 100, 120).
 
-    Raises CompileError naming kernel and tile when Triton refuses it; limits are not checked.
+    Where the assembler would rather spill than have less threads at once, it is told to take the
+    registers that there are. Raises CompileError naming kernel and tile when Triton refuses it;
+    limits are not checked.
     """
+    kernel = _compiled(source, sm)
+    meta = kernel.metadata
+    most = min(_MOST_REGISTERS, _FILE_REGISTERS // (32 * meta.num_warps) // 8 * 8)
+    if source.registers or not meta.spill_bytes or meta.registers >= most:
+        return kernel
+    return _compiled(source, sm, most)
+
+
+def _compiled(source: KernelSource, sm: int, registers: int = 0) -> CompiledKernel:
+    """One kernel, with at most so many registers a thread; 0: as its source says."""
     triton_version()
-    log = io.StringIO()
+    log, limited = io.StringIO(), replace(source, registers=registers or source.registers)
     with tempfile.TemporaryDirectory(prefix="sitsc-triton-") as folder, _environment(folder):
         with contextlib.redirect_stdout(log):
-            compiled = _compile(source, sm)
+            compiled = _compile(limited, sm)
         ptxas = _ptxas_version(sm)
     _check_once(source, compiled.asm["ttgir"])
     metadata = _metadata(source, sm, compiled.metadata._asdict(), log.getvalue(), ptxas)
@@ -82,14 +99,14 @@ def check_limits(meta: KernelMeta, shared_limit_bytes: int) -> None:
         raise CompileError(
             f"sm_{meta.sm} kernel spills {meta.spill_bytes} bytes of registers a thread",
             where=where,
-            hint="take a smaller tile or more warps",
+            hint=_TILE_HINT,
         )
     if meta.shared_bytes > shared_limit_bytes:
         raise CompileError(
             f"sm_{meta.sm} kernel needs {meta.shared_bytes} bytes of shared memory,"
             f" the limit is {shared_limit_bytes}",
             where=where,
-            hint="take a smaller tile or fewer stages",
+            hint=_TILE_HINT,
         )
     if meta.arch.rstrip("af") != f"sm_{meta.sm}":
         raise CompileError(f"asked for sm_{meta.sm}, the assembler made {meta.arch}", where=where)

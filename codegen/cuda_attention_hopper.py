@@ -20,7 +20,11 @@ _PAGES = (16, 32, 64)
 
 def supported(op: Heads, sm: int) -> bool:
     """Whether attention_prefill_hopper computes these heads on this architecture."""
-    return sm == 90 and op.head_dim in _HEAD_DIMS and op.page_tokens in _PAGES and op.scale > 0
+    if sm != 90 or op.head_dim not in _HEAD_DIMS or op.page_tokens not in _PAGES:
+        return False
+    # Sums of 256 dimensions leave no registers for a window, sinks and rows shared by 2 or 4 heads.
+    full = op.head_dim > 128 and op.window and op.sinks and packed_heads(op) in (2, 4)
+    return op.scale > 0 and not full
 
 
 def tile(op: Heads) -> dict[str, int]:

@@ -25,6 +25,9 @@ _SHARED_OPERANDS = (90, 100)  # tensor cores of these read operands from shared 
 _TENSOR_ROWS = 64
 _PREFILL_ROWS = ((128, 8), (128, 4), (64, 4), (64, 8))  # rows and warps
 _THREAD_REGISTERS = 176  # of 255; the rest for addresses
+# Registers for the rows' tokens and heads where the group is no power of two: the assembler of
+# sm_120 keeps them through the loop, those of other architectures compute them again at the end.
+_UNEVEN_GROUP = {120: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +70,24 @@ def prefill_candidates(op: Heads, gpu: CudaLimits, sequences: int = 1) -> tuple[
     if hopper.supported(op, gpu.sm) and sequences <= hopper.MOST_SEQUENCES:
         found.append(Candidate("attention_prefill_hopper", hopper.tile(op), (gpu.num_sms,)))
     padded = power_of_two(op.head_dim)
+    uneven = 0 if op.group == power_of_two(op.group) else _UNEVEN_GROUP.get(gpu.sm, 0)
     for (m, warps), n, stages in product(_PREFILL_ROWS, (64, 128, 32), (3, 2, 4)):
         shared = (2 * stages * n + m) * padded * 2
-        if shared <= gpu.shared_bytes and _prefill_fits(m, n, padded, 32 * warps, gpu.sm):
+        fits = _prefill_fits(m, n, padded, 32 * warps, gpu.sm, uneven)
+        if shared <= gpu.shared_bytes and fits:
             tile = {"block_m": m, "block_n": n, "stages": stages, "num_warps": warps}
             found.append(Candidate("attention_prefill", tile))
     return tuple(found)
 
 
-def _prefill_fits(m: int, n: int, dim: int, threads: int, sm: int) -> bool:
-    """Whether scores and sums stay in registers, and where they are operands too, q and weights."""
+def _prefill_fits(m: int, n: int, dim: int, threads: int, sm: int, more: int) -> bool:
+    """Whether scores and sums stay in registers, and where they are operands too, q and weights.
+
+    `more` registers a thread are taken by something else.
+    """
     if sm in _SHARED_OPERANDS:
-        return m * (n + dim) // threads <= 96
-    return m * (n + dim) * 3 // (2 * threads) + dim // 32 <= 124
+        return m * (n + dim) // threads + more <= 96
+    return m * (n + dim) * 3 // (2 * threads) + dim // 32 + more <= 124
 
 
 def _programs(groups: int, split: int, gpu: CudaLimits) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ class KernelSource:
     `arguments` are the run-time arguments in order, (name, type) with types like "*bf16", "*i32",
     "i32", "fp32"; `constants` the compile-time ones; `aligned` names the arguments (pointers and
     sizes) divisible by 16. `pdl` launches it while the kernel before it on the stream still runs.
-    `registers` is how many a thread may have; 0 leaves that to the assembler, which spills a few
-    rather than have less threads at once.
+    `registers` is how many a thread may have; 0 leaves that to the assembler; where it
+    would spill a few rather than have less threads at once, as many as there are.
     """
 
     name: str

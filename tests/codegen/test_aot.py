@@ -90,7 +90,7 @@ def test_spilled_registers_are_refused(tmp_path, empty_cache):
     source = cuda_kernels.matmul(256, 256, 32, 4, 2)
     with pytest.raises(CompileError, match=r"spills \d+ bytes.*matmul BM=256 BN=256") as caught:
         compile_one(source, 80, tmp_path)
-    assert "smaller tile" in str(caught.value)
+    assert "report model and target" in str(caught.value)
     assert not list(tmp_path.rglob("kernels/sm_80/*"))
 
 

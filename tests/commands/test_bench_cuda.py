@@ -147,7 +147,7 @@ def gpu_artifact(tiny_artifact: Path, tmp_path: Path) -> Path:
 
 def test_refusals(tiny_artifact, tmp_path, capfd):
     artifact = gpu_artifact(tiny_artifact, tmp_path)
-    call(capfd, "bench", artifact).refused(2, "no GPU is usable here")
+    call(capfd, "bench", artifact).refused(2, "the artifact is for h200 (sm_90)")
     call(capfd, "bench", artifact, "--peers", tmp_path / "none").refused(2, "holds no peers")
     call(capfd, "bench", artifact, "--batch", "0").refused(2, "--batch 0")
     call(capfd, "bench", artifact, tiny_artifact).refused(2, "measured alone")
