@@ -121,8 +121,8 @@ def test_stages_are_lanes_one_after_the_other(browser, pages):
     with look(browser, pages["stages"]) as seen:
         heads = seen.page.locator("#timeline .panel").first.locator(".track .head").all()
         assert [head.inner_text().split("\n")[0] for head in heads[:2]] == [
-            "stage 0: layers 0-15, rank 0",
-            "stage 1: layers 16-29, rank 1",
+            "stage 0: layers 0-14, rank 0",
+            "stage 1: layers 15-29, rank 1",
         ]
         lanes = seen.page.locator("#timeline .panel").first.locator("svg.chart").all()
         last = lanes[0].locator("rect").last.bounding_box()

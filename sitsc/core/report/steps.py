@@ -12,7 +12,7 @@ from itertools import groupby
 from sitsc.core.diff.kernels import launch_name, what_runs
 from sitsc.core.diff.view import programs, spans
 from sitsc.core.errors import OptionError
-from sitsc.core.plan import PLAIN, KernelRow, Launch, LaunchGroup, Plan, Regime
+from sitsc.core.plan import DRAW_GROUP, PLAIN, KernelRow, Launch, LaunchGroup, Plan, Regime
 from sitsc.core.report.kinds import PACKAGE, kind_of_launch, kind_of_operator
 
 _ROUNDING = 1e-4  # times in plans have six digits
@@ -105,15 +105,19 @@ def _tokens(regime: Regime) -> int:
 
 
 def lanes(plan: Plan, name: str) -> tuple[Lane, ...]:
-    """A lane a stage, each after the one before: what crosses between them is not in it."""
+    """A lane a stage, each after the one before: what crosses between them is not in it.
+
+    Steps are greedy ones, as predicted: what only draws is not in them.
+    """
     found, start = [], 0.0
     for index, program in enumerate(programs(plan)):
         ranks = tuple(rank.rank for rank in plan.ranks if rank.program == index)
         regime = next(r for r in program.regimes if r.name == name)
-        launches = [launch for group in regime.groups for launch in group.launches]
+        groups = [group for group in regime.groups if group.name != DRAW_GROUP]
+        launches = [launch for group in groups for launch in group.launches]
         packaged = any(launch.kind == PACKAGE for launch in launches)
         packaged |= not any(launch.predicted_us for launch in launches)
-        made = _rows(plan, regime) if packaged else tuple(map(_block, regime.groups))
+        made = _rows(plan, regime) if packaged else tuple(map(_block, groups))
         found.append(Lane(index, ranks, start, regime.predicted_us, made, packaged))
         start += regime.predicted_us
     return tuple(found)
