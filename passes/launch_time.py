@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from sitsc.core.calibration import Calibration
-from sitsc.core.plan import DRAW_GROUP, Ceiling, Launch, LaunchGroup
+from sitsc.core.plan import Ceiling, Launch, LaunchGroup, greedy
 from sitsc.core.tiles import GEMV_TOKENS, SKINNY_TOKENS
 from sitsc.passes.collectives import Topology, all_gather, all_reduce
 from sitsc.passes.cost import Cost, Sizes, active_experts, cost_of
@@ -126,9 +126,7 @@ def step_us(groups: Sequence[LaunchGroup], kind: str, device: Device) -> float:
     The step is a greedy one.
     """
     us, count = 0.0, 0
-    for group in groups:
-        if group.name == DRAW_GROUP:
-            continue
+    for group in greedy(groups):
         times = max(1, len(group.layers))
         us += times * sum(launch.predicted_us for launch in group.launches)
         count += times * len(group.launches)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sitsc.core.artifact import Artifact
 from sitsc.core.errors import ArtifactError, CapacityError
 from sitsc.core.kernel_meta import kernel_folder, read_kernel_meta
-from sitsc.core.plan import DRAW_GROUP, PLACE_GROUP, Argument, LaunchGroup, Regime
+from sitsc.core.plan import DRAW_GROUP, PLACE_GROUP, Argument, LaunchGroup, Regime, greedy
 from sitsc.core.serving.batch import StepBatch
 from sitsc.core.serving.sampling_rows import sampling_error
 from sitsc.runtime import cuda_driver
@@ -337,8 +337,8 @@ class CudaExecutor:
 
 def _step_groups(regime: Regime, *, draws: bool) -> list[LaunchGroup]:
     """What every step of a regime launches, and with `draws` those in which a row draws."""
-    left = (PLACE_GROUP,) if draws else (PLACE_GROUP, DRAW_GROUP)
-    return [group for group in regime.groups if group.name not in left]
+    groups = regime.groups if draws else greedy(regime.groups)
+    return [group for group in groups if group.name != PLACE_GROUP]
 
 
 def _sampled_rows(batch: StepBatch) -> list[int]:

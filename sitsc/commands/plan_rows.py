@@ -6,7 +6,7 @@ In: a regime. Out: lines. The times of the rows add up to that of the step, a gr
 from collections.abc import Iterator, Sequence
 
 from sitsc.commands.output import bytes_text, count_text, table_lines
-from sitsc.core.plan import DRAW_GROUP, KernelRow, LaunchGroup, Regime
+from sitsc.core.plan import KernelRow, LaunchGroup, Regime, greedy
 
 _HEADER = ("kernel", "operator", "by", "layers", "count", "bytes", "FLOPs", "µs", "share")
 # Groups of launches that belong to no operator: around the model, and the first of later stages.
@@ -67,7 +67,6 @@ def _launched_us(groups: Sequence[LaunchGroup]) -> float:
     """What a greedy step launches, one after the other."""
     return sum(
         launch.predicted_us * max(1, len(group.layers))
-        for group in groups
-        if group.name != DRAW_GROUP
+        for group in greedy(groups)
         for launch in group.launches
     )

@@ -13,6 +13,7 @@ from sitsc.codegen.interpreter import Interpreter
 from sitsc.core.errors import CompileError
 from sitsc.core.hardware import load_target
 from tests.experts_checks import Experts, ExpertsCheck
+from tests.interpreted import verify
 
 TILE = {"block_t": 16, "block_n": 16, "block_k": 32, "stages": 2}
 SIGMOID = {"scoring": "sigmoid", "groups": 4, "group_top": 2, "scaling": 2.5}
@@ -22,14 +23,6 @@ SIGMOID = {"scoring": "sigmoid", "groups": 4, "group_top": 2, "scaling": 2.5}
 def interpreter() -> Iterator[Interpreter]:
     with Interpreter() as started:
         yield started
-
-
-def verify(interpreter: Interpreter, check: ExpertsCheck) -> None:
-    prepared = check.prepare("cpu", pdl=False)
-    for step in prepared.steps:
-        interpreter.launch(step.source, step.grid, *step.arguments)
-    for each in prepared.checks:
-        assert each.passes(), f"{each.name}: relative error {each.error():.1e}"
 
 
 CASES = {

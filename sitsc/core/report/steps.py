@@ -12,7 +12,7 @@ from itertools import groupby
 from sitsc.core.diff.kernels import launch_name, what_runs
 from sitsc.core.diff.view import programs, spans
 from sitsc.core.errors import OptionError
-from sitsc.core.plan import DRAW_GROUP, PLAIN, KernelRow, Launch, LaunchGroup, Plan, Regime
+from sitsc.core.plan import PLAIN, KernelRow, Launch, LaunchGroup, Plan, Regime, greedy
 from sitsc.core.report.kinds import PACKAGE, kind_of_launch, kind_of_operator
 
 _ROUNDING = 1e-4  # times in plans have six digits
@@ -113,7 +113,7 @@ def lanes(plan: Plan, name: str) -> tuple[Lane, ...]:
     for index, program in enumerate(programs(plan)):
         ranks = tuple(rank.rank for rank in plan.ranks if rank.program == index)
         regime = next(r for r in program.regimes if r.name == name)
-        groups = [group for group in regime.groups if group.name != DRAW_GROUP]
+        groups = greedy(regime.groups)
         launches = [launch for group in groups for launch in group.launches]
         packaged = any(launch.kind == PACKAGE for launch in launches)
         packaged |= not any(launch.predicted_us for launch in launches)
